@@ -56,10 +56,10 @@ def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> di
     from paxcli.mesh.sharding import put_batch
     from paxcli.metrics.meter import peak_memory_bytes
     from paxcli.metrics.peaks import mfu, peak_flops
+    from paxcli.training.experiment import tokens_in
     from paxcli.training.instrument import step_of
     from paxcli.training.session import open_session
     from paxcli.training.state import count_parameters
-    from paxcli.training.summary import tokens_in
 
     with open_session(resolve(recipe, overlays, sets).config) as session:
         task, source = session.experiment.task, session.experiment.train_input

@@ -55,7 +55,7 @@ class Recipe:
 
     def sizes(self) -> dict[str, Any]:
         """`parameters`, `global_batch_size`, `tokens_per_step`, `flops_per_step`, `num_devices`. Starts no device."""
-        from paxcli.training.summary import summarize
+        from paxcli.training.experiment import summarize
 
         return summarize(self.config)
 

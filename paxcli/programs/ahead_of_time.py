@@ -32,11 +32,10 @@ from paxcli.programs.collectives import Interconnect, count_collectives, count_h
 from paxcli.programs.executable import save_executable
 from paxcli.programs.hlo import Program, read_program
 from paxcli.programs.topologies import CompileTarget, find_compile_target, slice_name
-from paxcli.training.experiment import Experiment
+from paxcli.training.experiment import Experiment, tokens_in
 from paxcli.training.session import Session, open_session
 from paxcli.training.state import bytes_per_device, count_parameters
 from paxcli.training.step import make_eval_step, make_train_step
-from paxcli.training.summary import tokens_in
 
 Step = Literal["train", "eval", "decode"]
 

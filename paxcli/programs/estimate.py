@@ -23,10 +23,10 @@ from paxcli.programs import gpu_machine, tpu_machine
 from paxcli.programs.ahead_of_time import interconnect_of
 from paxcli.programs.chips import find_chip
 from paxcli.programs.topologies import CompileTarget
+from paxcli.training.experiment import tokens_in
 from paxcli.training.session import Session
 from paxcli.training.state import bytes_per_device, count_parameters
 from paxcli.training.step import make_train_step
-from paxcli.training.summary import tokens_in
 
 _BYTES = 2  # of a weight or an activation in bfloat16
 _GATHERS = 3  # of each weight: forward, backward, and the scatter of its gradient

@@ -1,9 +1,10 @@
-"""The root of a recipe, and the values that are derived before it is built."""
+"""The root of a recipe, the values that are derived before it is built, and its sizes, computed without any device."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.mesh.mesh import Mesh
 from paxcli.metrics.trackers import Tracker
 from paxcli.models.sampling import Decoding, Sampling
+from paxcli.training.state import abstract_params, count_parameters
 from paxcli.training.task import SingleTask
 
 
@@ -111,6 +113,33 @@ def with_derived_sizes(
 def data_of(decode_inputs: Iterable[Any]) -> list[Any]:
     """The entries of `decode_inputs`, or their configs, that are inputs rather than prompts."""
     return [one for one in decode_inputs if issubclass(class_of(one) or object, BaseInput)]
+
+
+def num_devices(config: fdl.Config[Experiment]) -> int:
+    """Devices of the recipe's mesh; 1 if the mesh takes any number."""
+    return fdl.build(config.mesh).num_devices() or 1
+
+
+def tokens_in(spec: Any) -> int | None:
+    """Tokens in a batch of these shapes; None if it has no `labels` [B, T]."""
+    labels = spec.get("labels")
+    return math.prod(labels.shape) if labels is not None and len(labels.shape) == 2 else None
+
+
+def summarize(config: fdl.Config[Experiment]) -> dict[str, Any]:
+    """Sizes of a recipe: `parameters`, `global_batch_size`, `tokens_per_step`, `flops_per_step`, `num_devices`."""
+    devices = num_devices(config)
+    experiment = fdl.build(with_derived_sizes(config, devices))
+    spec = experiment.train_input.element_spec()
+    parameters = count_parameters(abstract_params(experiment.task, spec))
+    flops = experiment.task.model.step_flops(spec)
+    return {
+        "parameters": parameters,
+        "global_batch_size": global_batch_size(config, devices),
+        "tokens_per_step": tokens_in(spec),
+        "flops_per_step": round(flops.total) if flops else None,
+        "num_devices": devices,
+    }
 
 
 def _fill(config: fdl.Config, field: str, value: object) -> None:

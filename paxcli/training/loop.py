@@ -37,7 +37,7 @@ from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.evaluate import evaluate
-from paxcli.training.experiment import Experiment
+from paxcli.training.experiment import Experiment, tokens_in
 from paxcli.training.instrument import Instrument
 from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.progress import ProgressPrinter, Reporter
@@ -47,7 +47,6 @@ from paxcli.training.signals import StopRequest
 from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
-from paxcli.training.summary import tokens_in
 from paxcli.training.tokenizer_copies import copy_tokenizers
 from paxcli.training.watchdog import Watchdog
 

@@ -8,8 +8,7 @@ import pathlib
 import pytest
 
 from paxcli.config.resolve import resolve
-from paxcli.training.experiment import global_batch_size
-from paxcli.training.summary import num_devices
+from paxcli.training.experiment import global_batch_size, num_devices
 from paxcli.training.validate import validate
 from tests.training.runs import losses
 

@@ -12,7 +12,7 @@ import pytest
 from paxcli.config.index import find_recipes
 from paxcli.config.load import load
 from paxcli.config.resolve import resolve
-from paxcli.training.summary import num_devices
+from paxcli.training.experiment import num_devices
 from paxcli.training.validate import validate
 
 # Pax's class, parameters, global batch, tokens in a step, devices.

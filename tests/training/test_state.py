@@ -14,9 +14,8 @@ from paxcli.config.load import load
 from paxcli.config.render import config_text
 from paxcli.mesh.sharding import path_of
 from paxcli.mesh.weights import weights_of
-from paxcli.training.experiment import with_derived_sizes
+from paxcli.training.experiment import num_devices, with_derived_sizes
 from paxcli.training.state import abstract_params
-from paxcli.training.summary import num_devices
 
 
 @functools.cache

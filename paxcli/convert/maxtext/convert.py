@@ -18,7 +18,7 @@ from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml,
 from paxcli.convert.maxtext.source import read_source
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
-from paxcli.training.summary import num_devices, summarize
+from paxcli.training.experiment import num_devices, summarize
 from paxcli.training.validate import validate
 
 

@@ -27,7 +27,7 @@ from paxcli.convert.maxtext.shell import read_script
 from paxcli.convert.maxtext.topology import devices_of
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
-from paxcli.training.summary import summarize
+from paxcli.training.experiment import summarize
 from tests.convert.maxtext.test_sizes import launch_with_bucket
 
 HERE = pathlib.Path(__file__).parent

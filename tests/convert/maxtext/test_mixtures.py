@@ -14,7 +14,7 @@ from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.render import report
 from paxcli.convert.runs import recipe_with
-from paxcli.training.summary import summarize
+from paxcli.training.experiment import summarize
 
 # The published config.json of each model, as far as it says what is computed.
 YARN = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
