@@ -20,7 +20,7 @@ from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
 _CHECKPOINTS = "checkpoints"
-_RUN_FILES = ("recipe*.yaml", "config.txt", "environment.json", "tokenizers.json", "tokenizers/*/*", "huggingface/*")
+_RUN_FILES = ("recipe*.yaml", "config.txt", "environment.json", "tokenizers.json", "tokenizers", "huggingface")
 # Copied last: a step directory without these does not count as a checkpoint.
 _COMMIT_FILES = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
@@ -126,7 +126,8 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
     if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
     source = resolve_path(run_dir)  # the glob of epath would take wildcards in its name for a pattern
-    files = {file: target / file.relative_to(source) for pattern in _RUN_FILES for file in source.glob(pattern)}
+    found = [file for pattern in _RUN_FILES for path in source.glob(pattern) for file in files_in(epath.Path(path))]
+    files = {file: target / file.relative_to(source) for file in found}
     for file, copy in files.items():
         if copy.exists() and copy.read_bytes() != file.read_bytes():
             raise ConfigError(f"{target} is another run: its {file.relative_to(source)} differs.", hint)
@@ -145,13 +146,13 @@ def _step_dir(run_dir: str, step: int) -> epath.Path:
     return epath.Path(resolve_path(run_dir)) / _CHECKPOINTS / str(step)
 
 
-def _files(directory: epath.Path) -> list[epath.Path]:
-    """All files below `directory`; buckets have no recursive glob."""
-    return [file for path in directory.iterdir() for file in (_files(path) if path.is_dir() else [path])]
+def files_in(path: epath.Path) -> list[epath.Path]:
+    """A file itself, or all files below a directory; buckets have no recursive glob."""
+    return [file for inner in path.iterdir() for file in files_in(inner)] if path.is_dir() else [path]
 
 
 def _info(directory: epath.Path) -> CheckpointInfo:
-    stats = [size_and_time(path) for path in _files(directory)]
+    stats = [size_and_time(path) for path in files_in(directory)]
     return CheckpointInfo(
         step=int(directory.name),
         bytes=sum(size for size, _ in stats),
@@ -189,7 +190,7 @@ def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
     partial = folder / f".copying-{source.name}"
     if partial.exists():
         partial.rmtree()
-    for path in sorted(_files(source), key=lambda path: path.name in _COMMIT_FILES):
+    for path in sorted(files_in(source), key=lambda path: path.name in _COMMIT_FILES):
         copy = partial / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         with path.open("rb") as read, copy.open("wb") as write:

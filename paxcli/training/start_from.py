@@ -15,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayType
+from paxcli.checkpoint.maintenance import files_in
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import named_leaves
@@ -68,9 +69,10 @@ def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool)
 def copy_origin(source: WarmStart, run_dir: epath.Path) -> None:
     """Copies the files beside the weights that the other run's model was imported with, if it was."""
     origin = epath.Path(source.run_dir) / ORIGIN
-    for file in origin.iterdir() if origin.is_dir() else ():
-        (run_dir / ORIGIN).mkdir(exist_ok=True)
-        (run_dir / ORIGIN / file.name).write_bytes(file.read_bytes())
+    for file in files_in(origin) if origin.is_dir() else ():
+        copy = run_dir / ORIGIN / file.relative_to(origin)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
 
 
 def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> tuple[TrainState, Report]:

@@ -108,7 +108,12 @@ def test_nothing_is_deleted_under_a_training_process(run_dir: pathlib.Path) -> N
 def test_a_copy_restores_the_same_bits(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert command("copy", str(run_dir), "--out", str(tmp_path / "dry"), "--dry-run") == 0
     assert not (tmp_path / "dry").exists()
-    beside = ("tokenizers.json", "tokenizers/0a1b/tokenizer.json", "huggingface/config.json")
+    beside = (
+        "tokenizers.json",
+        "tokenizers/0a1b/tokenizer.json",
+        "huggingface/config.json",
+        "huggingface/more/tool_use.jinja",
+    )
     for name in beside:
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / name).write_text(name)
@@ -175,9 +180,9 @@ def test_an_interrupted_copy_is_not_a_checkpoint(
 def test_a_checkpoint_that_training_deletes_meanwhile_is_neither_damage_nor_a_bug(
     run_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    listed, verify = maintenance._files, maintenance._verify
+    listed, verify = maintenance.files_in, maintenance._verify
     with monkeypatch.context() as patched:
-        patched.setattr(maintenance, "_files", lambda path: [*listed(path), path / "gone"])
+        patched.setattr(maintenance, "files_in", lambda path: [*listed(path), *[path / "gone"][: path.is_dir()]])
         assert command("ls", str(run_dir)) == command("copy", str(run_dir), "--out", str(tmp_path / "copy")) == 5
     assert capsys.readouterr().err.count("was deleted while it was read") == 2
 

@@ -46,8 +46,11 @@ def test_the_files_beside_imported_weights_come_along(tmp_path: pathlib.Path) ->
     new.mkdir()
     copy_origin(WarmStart(str(new)), epath.Path(old))  # an ordinary run has none
     (old / "huggingface" / "config.json").write_text("{}")
+    (old / "huggingface" / "additional_chat_templates").mkdir()
+    (old / "huggingface" / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     copy_origin(WarmStart(str(old)), epath.Path(new))
     assert (new / "huggingface" / "config.json").read_text() == "{}"
+    assert (new / "huggingface" / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
 
 
 def test_layers_in_another_form_are_refused(tmp_path: pathlib.Path) -> None:
