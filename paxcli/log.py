@@ -10,13 +10,13 @@ from typing import TextIO
 log = logging.getLogger("pax")
 
 
-def setup_logging(verbose: bool = False) -> None:
+def setup_logging() -> None:
     """Logs pax's messages to stderr, one line each. Libraries log warnings and errors only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers[:] = [handler]
     log.propagate = False
-    log.setLevel(logging.DEBUG if verbose else logging.INFO)
+    log.setLevel(logging.INFO)
 
 
 def silence(stream: TextIO) -> None:

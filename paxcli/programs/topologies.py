@@ -138,20 +138,18 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
     return CompileTarget(name, "tpu", generation, sizes, _wraps(sizes), num_slices)
 
 
-def slice_name(num_devices: int, generation: str = "v4") -> str:
-    """Name of the slice with this many devices: `v4-128` for 64.
+def slice_name(num_devices: int) -> str:
+    """Name of the TPU v4 slice with this many devices: `v4-128` for 64.
 
     Raises:
       ConfigError: There is no such slice.
     """
-    row = GENERATIONS[generation]
-    name = f"{row.prefix}-{num_devices * row.unit // row.devices_per_chip}"
     try:
-        return find_accelerator(name).type
+        return find_accelerator(f"v4-{2 * num_devices}").type  # the number of its cores: two for each device
     except ConfigError as error:
         raise ConfigError(
-            f"The recipe's mesh has {num_devices} device{'s' * (num_devices > 1)}; no TPU {generation} slice does.",
-            f"Choose a slice, such as `--topology v5e-{num_devices}` or `--topology {generation}-128`. {error.hint}",
+            f"The recipe's mesh has {num_devices} device{'s' * (num_devices > 1)}; no TPU v4 slice does.",
+            f"Choose a slice, such as `--topology v5e-{num_devices}` or `--topology v4-128`. {error.hint}",
         ) from error
 
 
