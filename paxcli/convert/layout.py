@@ -296,9 +296,10 @@ def compare_to_model(
 
 def foreign_shapes(layout: Layout, params: Mapping[str, ArrayType]) -> dict[str, ArrayType]:
     """The shapes of a model's foreign tensors by name, in the order of `from_pax`. Their dtypes mean nothing."""
+    empty = {name: np.broadcast_to(np.bool_(0), x.shape) for name, x in params.items()}  # these take no memory
     found: dict[str, ArrayType] = {}
     for rule in layout.rules:
-        arrays = [layout.layers(name, "pax").read(_Shapes(params), name, [0]) for name in rule.names("pax")]
+        arrays = [layout.layers(name, "pax").read(empty, name, [0]) for name in rule.names("pax")]
         for step in reversed(rule.steps):
             arrays = step.from_pax(arrays)
         names = rule.names("foreign")
@@ -308,10 +309,3 @@ def foreign_shapes(layout: Layout, params: Mapping[str, ArrayType]) -> dict[str,
                 stacked = np.broadcast_to(x, (len(numbers), *x.shape[1:]))
                 found[name.format_map(layers.slots[numbers[0]].fields)] = layers.arrange(numbers, stacked)
     return found
-
-
-class _Shapes(dict):
-    """Arrays of these shapes that take no memory."""
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return np.broadcast_to(np.bool_(0), tuple(super().__getitem__(name).shape))

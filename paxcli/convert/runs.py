@@ -57,11 +57,9 @@ class ForeignCheckpoint(Protocol):
 
     def arrays(self, kind: Kind = "params") -> Mapping[str, ArrayType]:
         """Name -> shape and dtype of each tensor of a kind."""
-        ...
 
     def reader(self, kind: Kind = "params") -> Source:
         """Reads these tensors into host memory."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
