@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Iterator
 
 from paxcli.config.index import RecipeEntry, is_recipe_decorator, parse
@@ -49,9 +50,8 @@ def _names_defined_by(node: ast.stmt) -> Iterator[str]:
 def _import_text(node: ast.stmt, lines: list[str], entry: RecipeEntry) -> str:
     """The source of an import; a relative one becomes absolute, so that it works in any directory."""
     if isinstance(node, ast.ImportFrom) and node.level and entry.module:
-        is_package = entry.path.name == "__init__.py"
-        package = entry.module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
-        absolute = ".".join([*package, *filter(None, [node.module])])
+        package = entry.module if entry.path.name == "__init__.py" else entry.module.rpartition(".")[0]
+        absolute = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
         return ast.unparse(ast.ImportFrom(absolute, node.names, 0))
     return "\n".join(lines[node.lineno - 1 : node.end_lineno])
 
