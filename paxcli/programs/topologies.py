@@ -12,6 +12,8 @@ import importlib.util
 import math
 import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -81,7 +83,7 @@ class CompileTarget:
 
         Raises:
           MissingError: libtpu or JAX's CUDA plugin is not installed, or this machine has too few local devices.
-          ConfigError: The compiler does not know the devices.
+          ConfigError: The compiler does not know the devices, or an argument in LIBTPU_INIT_ARGS.
         """
         if not self.is_local_gpu:
             hide_accelerators()
@@ -91,6 +93,7 @@ class CompileTarget:
             return _local_devices(self.platform, self.shape[0])
         if importlib.util.find_spec("libtpu") is None:
             raise MissingError("Compiling for a TPU needs libtpu (Linux only).", "pip install 'jax[tpu]'")
+        _check_libtpu_arguments()
         wrap = (*self.wraps, *(False,) * (3 - len(self.wraps)))
         options: dict[str, Any] = {"wrap": wrap, "num_slices": self.num_slices}
         if self.generation == "v4":
@@ -103,6 +106,17 @@ class CompileTarget:
         except jax.errors.JaxRuntimeError as error:
             hint = "Choose another `--topology`."
             raise ConfigError(f"libtpu cannot describe {self.name}: {first_line(error)}", hint) from error
+
+
+def _check_libtpu_arguments() -> None:
+    """Starts libtpu in another process with the arguments in LIBTPU_INIT_ARGS: one that it does not know ends it."""
+    if not os.environ.get("LIBTPU_INIT_ARGS"):
+        return
+    command = [sys.executable, "-m", "paxcli.mesh.option_check", "tpu"]
+    done = subprocess.run(command, input="{}", capture_output=True, text=True)
+    if refusal := re.search(r"^ERROR: (.*)", done.stderr, re.MULTILINE):
+        hint = "Correct `mesh.libtpu_options`, or LIBTPU_INIT_ARGS in the environment."
+        raise ConfigError(f"libtpu does not start: {refusal[1]}.", hint)
 
 
 def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:

@@ -17,6 +17,21 @@ def test_without_libtpu_the_error_names_the_package(monkeypatch) -> None:
     assert "pip install 'jax[tpu]'" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("--xla_nonsense=true", "Unknown command line flag 'xla_nonsense'"),
+        ("--xla_tpu_scoped_vmem_limit_kib=much", "Illegal value 'much' specified for flag"),
+    ],
+)
+def test_an_argument_that_libtpu_does_not_know_does_not_end_the_process(monkeypatch, arguments, problem) -> None:
+    pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", arguments)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        find_compile_target("v5e-4").devices()
+    assert "mesh.libtpu_options" in str(caught.value.hint)
+
+
 # As in MaxText's table of compile topologies: name, shape, rings.
 @pytest.mark.parametrize(
     ("name", "generation", "shape", "ring"),
