@@ -13,6 +13,7 @@ from etils import epath
 from paxcli import __version__
 from paxcli.config.paths import replace_text
 from paxcli.errors import MissingError
+from paxcli.metrics.curves import few_digits
 from paxcli.metrics.goodput import CAUSES
 from paxcli.report import content
 
@@ -97,4 +98,4 @@ def _number(value: Any) -> str:
         return "–" if value is None else str(value)
     if math.isnan(value):
         return "not finite"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else few_digits(value)

@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, finite, series, smooth, title_of
+from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, few_digits, finite, series, smooth, title_of
 from paxcli.metrics.writers import TRAIN
 
 _TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
@@ -52,7 +52,9 @@ def plot_text(
         ticks = (low + (high - low) * part / 5 for part in range(6))
         values = (10**tick if axis in log else tick for tick in ticks)
         shown = sorted({float(round(x)) if axis == "x" else x for x in values})
-        figure.ruler(axis).ticks(_scale(shown, axis in log), [f"{x:.0f}" if axis == "x" else f"{x:.4g}" for x in shown])
+        figure.ruler(axis).ticks(
+            _scale(shown, axis in log), [f"{x:.0f}" if axis == "x" else few_digits(x) for x in shown]
+        )
     built = figure.build()
     legend = " \u00a0 ".join(name.replace(" ", "\u00a0") for name in names)
     legend = textwrap.fill(legend, width, break_on_hyphens=False).replace("\u00a0", " ")

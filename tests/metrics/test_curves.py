@@ -140,6 +140,16 @@ def test_text_tells_runs_apart_without_color(run_dirs):
     assert "\x1b[" in plot_text(read_runs(run_dirs), "loss", color=True)
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0123456, "0.01235"), (3.19312, "3.193"), (11_580.4, "11,580"), (6.65e8, "665,000,000"), (1.5e13, "1.5e+13")],
+)
+def test_values_have_no_exponent_where_digits_are_few(tmp_path, value, text):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "split": "train", "tokens_per_second": {value}}}\n')
+    shown = plot_text(read_runs([tmp_path]), "tokens_per_second")
+    assert f"last {text}" in shown and f"{text}┤" in shown
+
+
 def test_text_of_a_single_point(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 2.5}\n')
     assert "last 2.5" in plot_text(read_runs([tmp_path]), "loss")
