@@ -107,3 +107,8 @@ def test_no_command_hides_in_another_kind_of_block() -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
     assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+    docs = ROOT / "docs"  # all that the site has
+    outside = [
+        link for page, link in links if docs in page.parents and docs not in (page.parent / link).resolve().parents
+    ]
+    assert outside == []
