@@ -38,11 +38,37 @@ OURS = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "tensorflow", "num
 INTRODUCTION = """# Benchmarks
 
 pax beside its peers, on the same work, alternating in one run. A ratio of 2: pax is twice as fast, or takes half
-the memory; the floor is the ratio below which `benchmarks/all.py` fails. Ratios hold for this machine. How each change
-came about is in `benchmarks/results/README.md`; predictions for TPUs are in [Compile for TPUs](compile.md),
-measurements on a GPU in [GPUs](gpu.md#measured).
+the memory; the floor is the ratio below which `benchmarks/all.py` fails. Ratios hold for this machine. Size A is a
+model of 4 layers of 256 with a vocabulary of 1,024, and batches of 8 × 256 tokens. How each change came about is in
+`benchmarks/results/README.md`; predictions for TPUs are in [Compile for TPUs](compile.md), measurements on a GPU in
+[GPUs](gpu.md#measured).
 
 """.splitlines()
+
+# Words of results -> words of the page.
+MEASURES = {
+    "ratios": "seconds",
+    "cpu_ratios": "CPU seconds",
+    "first_step_seconds": "seconds to the first step",
+    "peak_memory_bytes": "peak memory",
+    "batches": "batch size",
+    "lora": "LoRA",
+    "full": "all parameters",
+}
+ENDINGS = {"_cpu": "CPU seconds", "_cold": "nothing cached", "_warm": "compiled steps cached"}
+NAMES = {
+    "naive_jax": "plain JAX",
+    "torch": "PyTorch",
+    "torch_compiled": "PyTorch, compiled",
+    "hf_trainer": "transformers, `Trainer`",
+    "hf": "transformers",
+    "trl": "TRL",
+    "trl_packed": "TRL, packed",
+    "hf_datasets": "datasets",
+    "hf_datasets_processes": "datasets, all cores",
+    "tf_data": "tf.data",
+    "disk": "one file, `fsync`",
+}
 
 
 class Benchmark(NamedTuple):
@@ -139,6 +165,17 @@ def rows(results: dict[str, Any], floors: dict[str, dict[str, float]]) -> list[t
     ]
 
 
+def readable(path: str) -> tuple[str, str]:
+    """The measure and the peer of a ratio, in the words of the page."""
+    *measured, peer = path.split(" / ")
+    for ending, measure in ENDINGS.items():
+        if peer.endswith(ending):
+            peer = peer.removesuffix(ending)
+            measured.append(measure)
+    words = (MEASURES.get(word, word) for part in measured for word in part.split("/"))
+    return ", ".join(words) or "–", NAMES.get(peer, peer)
+
+
 def page(results: dict[str, Any], floors: dict[str, dict[str, float]]) -> str:
     """The documentation's page of a run."""
     facts = results["environment"]
@@ -150,10 +187,17 @@ def page(results: dict[str, Any], floors: dict[str, dict[str, float]]) -> str:
         if "result" not in found:
             lines.append(f"Not measured: {found.get('left_out') or found['failed']}.")
             continue
-        lines += [f"`{found['command']}`, {found['seconds']} s:", "", "| pax over | ratio | floor |", "|---|---|---|"]
+        lines += [
+            f"`{found['command']}`, {found['seconds']} s:",
+            "",
+            "| measured | peer | ratio | floor |",
+            "|---|---|---|---|",
+        ]
         for other, path, value, floor in rows(results, floors):
             if other == name:
-                lines.append(f"| {path} | {value:.2f} | {'' if floor is None else f'{floor:.2f}'} |")
+                lines.append(
+                    f"| {' | '.join(readable(path))} | {value:.2f} | {'' if floor is None else f'{floor:.2f}'} |"
+                )
     again = "python benchmarks/all.py --quick --peer-python PYTHON"
     lines += [
         "",
