@@ -51,7 +51,8 @@ class Mlp(Layer):
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch F"]:
         act = activation(self.activation)
+        axes = ("activation_batch", *[None] * (x.ndim - 2), "activation_embed")
         for number, layer in enumerate(self.layers):
-            x = layer(x)
+            x = layer(constrain(x, *axes))
             x = act(x) if number + 1 < self.num_layers or self.activate_final else x
-        return constrain(x, "activation_batch", *[None] * (x.ndim - 2), "activation_embed")
+        return constrain(x, *axes)

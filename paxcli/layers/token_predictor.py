@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.base import HiddenStates, Ids, Layer, flops_of
+from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.linear import Linear
@@ -54,4 +55,5 @@ class TokenPredictor(Layer):
           segment_pos: Likewise.
         """
         joined = jnp.concatenate([self._embedding_norm(embedded), self._hidden_norm(x)], axis=-1)
-        return self._stack(self._projection(joined.astype(x.dtype)), None, segment_ids, segment_pos)[0]
+        joined = as_matmul_input(joined.astype(x.dtype))
+        return self._stack(self._projection(joined), None, segment_ids, segment_pos)[0]

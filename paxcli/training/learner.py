@@ -258,12 +258,10 @@ class Learner(Configurable):
           weights: The `Weight` of each.
         """
         grads = optax.tree.cast(grads, jnp.float32)
-        if self.clip_gradient_norm_to_value is not None:
-            return optax.tree.scale(self.grad_scale(grad_norm), grads)
         if self.clip_gradient_single_norm_to_value is not None:
             clip = functools.partial(_clip_group, self.clip_gradient_single_norm_to_value)
             return map_groups(clip, weights, grads, by_layer=False)[0]
-        return grads
+        return optax.tree.scale(self.grad_scale(grad_norm), grads)
 
 
 def _clip_group(largest: float, _: Weight, grads: list[jax.Array]) -> tuple[list[jax.Array]]:

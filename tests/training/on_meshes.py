@@ -1,7 +1,8 @@
 """Trains small models on meshes, in one process: `python -m tests.training.on_meshes CASES.json OUT.npz`.
 
-A case is `{"recipe": name, "sets": [assignment, …], "steps": n}`. Of case `i`, the file gets the losses, every gradient
-of the first batch, and how the first parameter `w_in`, if there is one, and its moments are split.
+A case is `{"recipe": name, "sets": [assignment, …], "steps": n}`. Of case `i`, the file gets the losses and gradient
+norms of its steps, every gradient of the first batch, and how the first parameter `w_in`, if there is one, and its
+moments are split.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ def run(case: dict[str, Any]) -> dict[str, np.ndarray]:
         gradients = jax.jit(jax.grad(loss))(state.params, put_batch(batches[0], session.mesh))
         out = {f"gradient{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(gradients)}
         step = make_train_step(task, session.abstract)
-        losses = []
+        losses, norms = [], []
         for batch in batches:
             state, metrics = step(state, put_batch(batch, session.mesh))
             losses.append(metrics["loss"])
+            norms.append(metrics["grad_norm"])
         shards = [
             leaf for path, leaf in jax.tree.leaves_with_path((state.params, state.opt_state)) if "w_in" in str(path[-1])
         ]
         out |= {f"shard{i}": np.array(w.addressable_shards[0].data.shape) for i, w in enumerate(shards)}
-        return jax.device_get(out | {"losses": np.array(losses)})
+        return jax.device_get(out | {"losses": np.array(losses), "norms": np.array(norms)})
 
 
 if __name__ == "__main__":

@@ -52,6 +52,28 @@ def test_eight_devices_compute_the_same(results, index):
     assert [tuple(eight[f"shard{i}"]) for i in range(3)] == [part] * 3  # the parameter, and its moments
 
 
+def test_accumulated_gradients_are_those_of_one_device(tmp_path):
+    """On a mesh where XLA computes wrong gradients of matmuls without constraints, in the loop over microbatches."""
+    predicted = ["mtp_num_layers=1", "loss_aggregator.loss_keys=[loss,mtp_loss]", "num_microbatches=2"]
+    mlp = [
+        "num_layers=3",
+        "task.model.model_dims=32",
+        "task.model.hidden_dims=64",
+        "vocab_size=32",
+        "num_microbatches=2",
+    ]
+    mlp += ["train_input.seq_len=16", "percore_batch_size=null", "global_batch_size=16"]
+
+    def cases(mesh: str) -> list[dict]:
+        small = {"recipe": "small-mlp", "sets": [*mlp, f"mesh.ici_mesh_shape={mesh}"], "steps": 1}
+        return [_case(mesh, steps=1, more=(*predicted, "optimizer=AdamW")), small]
+
+    found = on_meshes(tmp_path, 8, cases("{data: 2, fsdp: 2, tensor: 2}"))
+    for eight, one in zip(found, on_meshes(tmp_path, 1, cases("{data: 1}")), strict=True):
+        np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
+        np.testing.assert_allclose(eight["norms"], one["norms"], rtol=PARALLEL)
+
+
 @pytest.mark.slow
 def test_factored_moments_and_averages_are_split_too(others):
     one, eight = (found[0] for found in others)
