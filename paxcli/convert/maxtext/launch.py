@@ -99,8 +99,18 @@ _TRAIN_MODULE = re.compile(r"(?i)maxtext(\.trainers\.pre_train)?\.train(_compile
 _POST_TRAIN = re.compile(
     r"(?i)maxtext\.(trainers\.post_train\.\w+\.\w+|sft_trainer|sft\.\w+|rl\.\w+|experimental\.rl\.\w+)"
 )
-_BEFORE_PYTHON = "nsys nohup time sudo env numactl stdbuf timeout exec srun ldd command nice taskset uv".split()
-_BEFORE_OPTIONS = 24
+_LAUNCHERS = (
+    "nsys nohup time sudo env numactl stdbuf timeout exec srun mpirun ldd command nice taskset uv docker podman kubectl"
+).split()
+_PROGRAM = re.compile(r"(.*/)?(python[0-9.]*|bash|sh|xpk|gcloud|[^/]+\.sh)")
+
+
+def program_at(words: Sequence[Word]) -> int:
+    """The index of the program that a command runs: behind a launcher such as `srun`, else the first word."""
+    first = next((i for i, word in enumerate(words) if word.text), 0)
+    if words[first].text.rpartition("/")[2] not in _LAUNCHERS:
+        return first
+    return next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word.text)), first)
 
 
 def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
@@ -109,26 +119,15 @@ def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
     Returns:
       Its kind (`train`, `rl`, `post-train`, `wrapper` or `other`), its name, and how many words that took.
     """
-    start = _python_at([word.text for word in words])
-    if start is None:
+    if not re.fullmatch(r"(.*/)?python[0-9.]*", words[0].text):
         return None
-    at = start + 1
+    at = 1
     while at < len(words) and words[at - 1].text != "-m" and words[at].text[:1] in ("-", ""):
         at += 1
     if at >= len(words):
         return None
     name = words[at].text
     return _kind(name, words[at - 1].text == "-m"), name, at + 1
-
-
-def _python_at(words: Sequence[str]) -> int | None:
-    """The index of `python`: first, or after a program that runs another."""
-    first = next((i for i, word in enumerate(words) if word), None)
-    if first is None:
-        return None
-    reach = _BEFORE_OPTIONS if words[first].rpartition("/")[2] in _BEFORE_PYTHON else 1
-    candidates = range(first, min(len(words), first + reach))
-    return next((i for i in candidates if re.fullmatch(r"(.*/)?python[0-9.]*", words[i])), None)
 
 
 def _kind(name: str, is_module: bool) -> str:

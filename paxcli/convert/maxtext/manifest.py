@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-_SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 _MAX_DEPTH = 40
 
 
@@ -29,6 +28,4 @@ def _commands(node: Any, depth: int) -> list[str]:
         return [command for item in node for command in _commands(item, depth + 1)]
     words = [str(word) for key in ("command", "args") if isinstance(node.get(key), list) for word in node[key]]
     own = [shlex.join(words)] if words else []
-    if len(words) > 2 and words[0] in _SHELLS and words[1].startswith("-") and words[1].endswith("c"):
-        own = [words[2]]
     return own + [command for value in node.values() for command in _commands(value, depth + 1)]

@@ -17,7 +17,7 @@ import tree_sitter_bash
 from tree_sitter import Node
 
 from paxcli.convert.maxtext import shell_words
-from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, options_of, python_program
+from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, options_of, program_at, python_program
 from paxcli.convert.maxtext.shell_words import SHIFTED, Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError, names_hint
 
@@ -25,7 +25,7 @@ OpenScript = Callable[[str], str | None]
 """Returns the text of another script that a script names, or None if there is no such file."""
 
 _QUIET = ("echo", "printf", ":", "true", "sleep", "date", "cd", "popd", "pushd")
-_RUNS_SCRIPT = ("bash", "sh", "/bin/bash")
+_RUNS_SCRIPT = ("bash", "sh")
 _NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}
 _TESTS = ("test", "true", "false", ":")
 # `KEY=VALUE` of each argument, or `export "$@"`.
@@ -341,11 +341,12 @@ class _Evaluator:
         return dataclasses.replace(self, variables=dict(self.variables), exported=set(self.exported))
 
     def _run(self, node: Node, words: list[Word], lines: list[int]) -> None:
+        start = program_at(words)
+        words, lines = words[start:], lines[start:]
         name = words[0].text.rpartition("/")[2]
-        program = python_program(words)
-        if program is not None:
+        if program := python_program(words):
             self._python(node, words, lines, *program)
-        elif name in ("xpk", "xpk.py"):
+        elif name in ("xpk", "xpk.py", "gcloud"):
             self._wrapper(node, words)
         elif name == "eval" or (name in _RUNS_SCRIPT and re.fullmatch("-[a-z]*c", words[1].text if words[1:] else "")):
             inner = words[1:] if name == "eval" else words[2:3]
@@ -411,8 +412,7 @@ class _Evaluator:
         """Evaluates a command that a string holds."""
         if self.depth >= _MAX_SCRIPTS:
             return self._skip(node, "too many commands inside each other")
-        inner = self._inside(node)
-        inner.options = options
+        inner = dataclasses.replace(self._inside(node), options=options)
         inner.run(_parse(text))
         for launch in self.found.launches[inner.num_before :]:
             launch.note = launch.note or _comment_after(node)

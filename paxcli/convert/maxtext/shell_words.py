@@ -68,7 +68,7 @@ class Word:
         """The text as a script, in which unset variables are named."""
         text = self.text
         for gap in sorted(self.gaps, key=lambda gap: -gap.start):
-            if gap.start == gap.end and gap.name.isidentifier():
+            if gap.start == gap.end and re.fullmatch(r"\w+", gap.name):
                 text = f"{text[: gap.start]}${{{gap.name}}}{text[gap.end :]}"
         return text
 

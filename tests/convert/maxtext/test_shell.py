@@ -107,6 +107,37 @@ def test_a_wrapper_carries_the_topology() -> None:
     assert (launch.topology, launch.num_slices) == ("v5litepod-256", 2) and keys(launch)["steps"] == "5"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "gcloud compute tpus tpu-vm ssh $TPU --worker=all --command='cd maxtext && python3 train.py base.yml steps=5'",
+        "srun bash -c 'python3 train.py base.yml steps=5'",
+        "docker run --rm -v $HOME:/data image:1 bash -lc 'python3 train.py base.yml steps=5'",
+        "sudo docker run --rm --privileged image:1 python3 train.py base.yml steps=5",
+        "kubectl exec -it pod -- sh -c 'python3 train.py base.yml steps=5'",
+        "time xpk workload create --command 'python3 train.py base.yml steps=5'",
+        "nohup ./train.sh steps=5 &",
+    ],
+)
+def test_a_launch_through_another_program_is_found(command: str) -> None:
+    called = "for key in $@; do export $key; done\npython3 train.py base.yml steps=$steps"
+    reading = read_script(command, open_script={"./train.sh": called}.get)
+    assert [keys(launch) for launch in reading.launches] == [{"steps": "5"}] and not reading.skipped
+
+
+@pytest.mark.parametrize(
+    "command", ["kubectl get pods", "gcloud auth login", "docker pull image:1", "command -v python3"]
+)
+def test_another_program_without_a_launch_is_reported(command: str) -> None:
+    reading = read_script(command)
+    assert [report.text for report in reading.skipped] == [command] and not reading.launches
+
+
+def test_an_argument_that_is_missing_in_a_string_is_named() -> None:
+    (launch,) = read_script('bash -c "python3 train.py base.yml steps=$1"').launches
+    assert [(pair.key, pair.missing) for pair in launch.pairs] == [("steps", {"1"})]
+
+
 def test_a_text_cannot_grow_without_end() -> None:
     doubling = "A=xxxxxxxx\n" + "A=$A$A\n" * 60 + "python3 MaxText/train.py run_name=$A\n"
     nested = "A=" + "${B:-" * 400 + "}" * 400 + "\n" + "if true; then " * 3000
