@@ -96,15 +96,17 @@ def import_once(source: str, run_dir: str, dry_run: bool, options: Sequence[str]
 def _text(done: ImportedWeights, dry_run: bool) -> str:
     state = f", with the optimizer's state of step {done.step}" if done.with_optimizer else ""
     size = f"{done.parameters:,} parameters of {done.family}{state}, from {done.source}"
-    size += f", without {', '.join(done.left_out)}" * bool(done.left_out)
-    if not dry_run:
-        gigabytes = done.num_bytes / 1e9
-        speed = f"{gigabytes:.2f} GB, {gigabytes / max(done.seconds, 1e-9):.2f} GB/s"
-        lacks = f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.\n"
-        has_tokenizer = not done.carried or "tokenizer.json" in done.carried
-        note = "" if has_tokenizer else "It has no tokenizer.json: set `tokenizer` to train on text.\n"
-        return f"Imported {size}: {speed}.\n{lacks * bool(done.not_imported)}{note}To train: pax train {done.run_dir}"
-    return f"Would import {size}.\n{_names_text(done.tensors)}"
+    if done.left_out:
+        size += f", without {', '.join(done.left_out)}"
+    if dry_run:
+        return f"Would import {size}.\n{_names_text(done.tensors)}"
+    gigabytes = done.num_bytes / 1e9
+    lines = [f"Imported {size}: {gigabytes:.2f} GB, {gigabytes / max(done.seconds, 1e-9):.2f} GB/s."]
+    if done.not_imported:
+        lines.append(f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.")
+    if done.carried and "tokenizer.json" not in done.carried:
+        lines.append("It has no tokenizer.json: set `tokenizer` to train on text.")
+    return "\n".join([*lines, f"To train: pax train {done.run_dir}"])
 
 
 def _names_text(found: ArrayDifferences) -> str:

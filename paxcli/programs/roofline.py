@@ -36,10 +36,7 @@ def matmul_flops(
 
 
 def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float:
-    """FLOPs of one `dot` or `convolution`, or of a call of cuBLAS; 0 for anything else.
-
-    XLA:TPU writes batched matmuls as convolutions over the batch dimensions, whose windows are mostly padding.
-    """
+    """FLOPs of one `dot` or `convolution`, or of a call of cuBLAS; 0 for anything else."""
     is_call = matmul.call_target.startswith(CUBLAS)
     if not (is_call or matmul.opcode in MATMUL_OPCODES) or len(operands) < 2 or None in operands:
         return 0.0
@@ -48,6 +45,14 @@ def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float
     if is_call or matmul.opcode == "dot":
         contracted = matmul.attribute(r'"?lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
         return 2.0 * math.prod(out) * math.prod(left[int(axis)] for axis in re.findall(r"\d+", contracted))
+    return _convolution_flops(matmul, left, right, out)
+
+
+def _convolution_flops(matmul: Instruction, left: Sequence[int], right: Sequence[int], out: Sequence[int]) -> float:
+    """FLOPs of a convolution by its shapes.
+
+    XLA:TPU writes batched matmuls as convolutions over the batch dimensions, whose windows are mostly padding.
+    """
     of_left, of_right, of_out = re.findall(r"[^_>-]+", matmul.attribute(r"dim_labels=([\w>-]+)"))
     window = dict(part.split("=") for part in matmul.attribute(r"window=\{([^}]*)\}").split())
     pairs = 1

@@ -255,13 +255,15 @@ def _policies(config: fdl.Config[Experiment]) -> list[Changes]:
     options = (config.mesh.compiler_options or {}) | _TRANSFERS_AT_ONCE
     is_pipelined = any(isinstance(stack, PipelinedStack) for stack in stacks.values())
     of_offloading = {} if is_pipelined else {"mesh.compiler_options": options}
-    return [
-        {
-            f"task.model.{path}.{field}": list(value) if isinstance(value, tuple) else value
-            for path, stack in stacks.items()
-            for field, value in zip(("remat_policy", "save", "offload"), (policy, save, offload), strict=True)
-            if value != stack.named_fields(field)[field]
-        }
-        | (of_offloading if offload or policy.endswith("_offloaded") else {})
-        for policy, save, offload in choices
-    ]
+    found = []
+    for policy, save, offload in choices:
+        wanted = {"remat_policy": policy, "save": save, "offload": offload}
+        changes: Changes = {}
+        for path, stack in stacks.items():
+            for field, value in wanted.items():
+                if value != stack.named_fields(field)[field]:
+                    changes[f"task.model.{path}.{field}"] = list(value) if isinstance(value, tuple) else value
+        if offload or policy.endswith("_offloaded"):
+            changes |= of_offloading
+        found.append(changes)
+    return found

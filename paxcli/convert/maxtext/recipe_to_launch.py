@@ -168,7 +168,9 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
 def _feed_forward(values: Mapping[str, Any]) -> dict[str, Any]:
     path = f"{_BLOCK}.feed_forward"
     experts, dims = values.get(f"{path}.num_experts") is not None, values.get(f"{_MODEL}.hidden_dims")
-    activations = [values.get(f"{path}.activation"), *["linear"][: experts or bool(values.get(f"{path}.gated"))]]
+    activations = [values.get(f"{path}.activation")]
+    if experts or values.get(f"{path}.gated"):
+        activations.append("linear")
     return {"base_mlp_dim": dims, "mlp_activations": activations, "base_moe_mlp_dim": dims if experts else None}
 
 

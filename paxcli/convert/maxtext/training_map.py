@@ -125,7 +125,9 @@ def _set_optimizer(draft: Conversion) -> None:
         return
     if kind == "adam_pax":
         draft.set(f"{_OPTIMIZER}.clip_threshold", None, "opt_type")
-    draft.copy(_OPTIMIZER, "beta1", "beta2", "epsilon", "weight_decay", *["epsilon_root"][: kind == "adam_pax"])
+    draft.copy(_OPTIMIZER, "beta1", "beta2", "epsilon", "weight_decay")
+    if kind == "adam_pax":
+        draft.copy(_OPTIMIZER, "epsilon_root")
     if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
         draft.copy(_OPTIMIZER, "mu_dtype")
     elif settings["mu_dtype"] not in ("", "float32"):
