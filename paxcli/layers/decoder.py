@@ -11,7 +11,7 @@ from jaxtyping import Float
 from paxcli.config.configurable import template
 from paxcli.layers.attention.cross_attention import CrossAttention
 from paxcli.layers.base import Cache, HiddenStates, Ids, SourceIds, flops_of
-from paxcli.layers.block import TransformerBlock, as_residual, identity
+from paxcli.layers.block import TransformerBlock, as_matmul_input, as_residual, identity
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
 from paxcli.layers.summaries import report_activation
@@ -60,7 +60,8 @@ class DecoderBlock(TransformerBlock):
         own, keys = cache or (None, None)
         attended, own = self._attend(self.attention_norm(x), own, segment_ids, segment_pos)
         x = x + attended
-        read, keys = self._cross_attention(self.cross_attention_norm(x), segment_ids, source, source_segment_ids, keys)
+        normed = as_matmul_input(self.cross_attention_norm(x))
+        read, keys = self._cross_attention(normed, segment_ids, source, source_segment_ids, keys)
         x = x + self.cross_attention_post_norm(read)
         x = x + self._feed(self.feed_forward_norm(x), segment_ids)
         return x, None if own is None else DecoderCache(own, keys)

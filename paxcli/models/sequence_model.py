@@ -13,6 +13,7 @@ from jaxtyping import Float
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, LayerCount
 from paxcli.layers.base import Cache, Ids, SourceIds, cache_of, flops_of
+from paxcli.layers.block import as_matmul_input
 from paxcli.layers.decoder import Decoder
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
@@ -95,7 +96,7 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
     def encode(self, ids: SourceIds, segment_ids: SourceIds, segment_pos: SourceIds) -> Float[jax.Array, "B S D"]:
         """The encoded source, which the decoder attends to."""
         x, _ = self._encoder(self._embed(ids, segment_pos), None, segment_ids, segment_pos)
-        return self._encoder_norm(x)
+        return as_matmul_input(self._encoder_norm(x))
 
     def encode_source(self, ids: SourceIds, segment_ids: SourceIds, length: int) -> Seq2SeqCache:
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
@@ -107,7 +108,7 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
     ) -> tuple[Float[jax.Array, "B t V"], Seq2SeqCache]:
         x = self._embed(ids, segment_pos)
         x, layers = self._decoder(x, cache.layers, segment_ids, segment_pos, cache.source, cache.source_segment_ids)
-        x = self._final_norm(take_last(x, last))
+        x = as_matmul_input(self._final_norm(take_last(x, last)))
         return self._embedding.logits(x), Seq2SeqCache(layers, None, cache.source_segment_ids)
 
     @property

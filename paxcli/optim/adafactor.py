@@ -85,8 +85,7 @@ class ShardedAdafactor(Optimizer):
 
     def _init_group(self, weight: Weight, params: list[jax.Array]) -> tuple[list, ...]:
         """The moments of tensors that count as one, in the order of `AdafactorState`."""
-        none = [optax.MaskedNode() for _ in params]
-        momentum, scale, row, column, full = none, none, none, none, none
+        momentum = scale = row = column = full = [optax.MaskedNode() for _ in params]
         if self.beta1:
             momentum, scale = self._store_momenta(weight, [jnp.zeros(param.shape, jnp.float32) for param in params])
         dims = self._factored_dims(weight, params[0].shape)
@@ -116,10 +115,8 @@ class ShardedAdafactor(Optimizer):
         updates, *new_second_moments = map(list, zip(*scaled, strict=True))
         if self.clipping_threshold is not None:
             updates = clip_rms(updates, self.clipping_threshold)
-        if self.multiply_by_parameter_scale:
-            scale = jnp.maximum(rms(params), self.epsilon2_param_scale_reg)
-            updates = [update * scale for update in updates]
-        updates = [rate * update for update in updates]
+        scale = jnp.maximum(rms(params), self.epsilon2_param_scale_reg) if self.multiply_by_parameter_scale else 1.0
+        updates = [rate * scale * update for update in updates]
         if self.beta1:
             past = self._momenta(weight, momentum, momentum_scale)
             updates = [self.beta1 * m + (1 - self.beta1) * u for m, u in zip(past, updates, strict=True)]

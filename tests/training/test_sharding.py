@@ -66,7 +66,9 @@ def test_accumulated_gradients_are_those_of_one_device(tmp_path):
 
     def cases(mesh: str) -> list[dict]:
         small = {"recipe": "small-mlp", "sets": [*mlp, f"mesh.ici_mesh_shape={mesh}"], "steps": 1}
-        return [_case(mesh, steps=1, more=(*predicted, "optimizer=AdamW")), small]
+        sets = ["num_layers=2", "num_microbatches=4", f"mesh.ici_mesh_shape={mesh}"]
+        encoder_decoder = {"recipe": "sequence-synthetic", "sets": sets, "steps": 1}
+        return [_case(mesh, steps=1, more=(*predicted, "optimizer=AdamW")), small, encoder_decoder]
 
     found = on_meshes(tmp_path, 8, cases("{data: 2, fsdp: 2, tensor: 2}"))
     for eight, one in zip(found, on_meshes(tmp_path, 1, cases("{data: 1}")), strict=True):
