@@ -1,8 +1,8 @@
 """Trains small models on meshes, in one process: `python -m tests.training.on_meshes CASES.json OUT.npz`.
 
-A case is `{"recipe": name, "sets": [assignment, …], "steps": n}`. Of case `i`, the file gets the losses and gradient
-norms of its steps, every gradient of the first batch, and how the first parameter `w_in`, if there is one, and its
-moments are split.
+A case is `{"recipe": name, "overlays": [name, …], "sets": [assignment, …], "steps": n}`. Of case `i`, the file gets the
+losses and gradient norms of its steps, every gradient of the first batch, and how the first parameter `w_in`, if there
+is one, and its moments are split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paxcli.training.step import make_train_step
 
 
 def run(case: dict[str, Any]) -> dict[str, np.ndarray]:
-    config = resolve(case["recipe"], sets=case["sets"]).config
+    config = resolve(case["recipe"], case.get("overlays", ()), case["sets"]).config
     with open_session(config) as session:
         task = session.experiment.task
         state = session.new_state()

@@ -77,6 +77,21 @@ def test_accumulated_gradients_are_those_of_one_device(tmp_path):
 
 
 @pytest.mark.slow
+def test_accumulated_gradients_of_other_models_are_those_of_one_device(tmp_path):
+    def cases(mesh: str) -> list[dict]:
+        sets = ["num_microbatches=2", "global_batch_size=16", "task.train.random_seed=3"]
+        sets += [f"mesh.ici_mesh_shape={mesh}", "mesh.dcn_mesh_shape=null"]
+        text = {"overlays": ["cpu", "synthetic-data"], "sets": [*sets, "max_seq_len=32", "vocab_size=512"], "steps": 1}
+        models = ("bert-adam-l4-h128", "c4-1b", "c4-adam", "gpt2-124m", "llama-1b", "lm-cloud-transformer")
+        images = {"recipe": "vit-synthetic", "overlays": ["cpu"], "sets": sets, "steps": 1}
+        return [*({"recipe": model, **text} for model in models), images]
+
+    found = on_meshes(tmp_path, 8, cases("{data: 2, fsdp: 2, tensor: 2}"))
+    for eight, one in zip(found, on_meshes(tmp_path, 1, cases("{data: 1}")), strict=True):
+        np.testing.assert_allclose(eight["norms"], one["norms"], rtol=PARALLEL)
+
+
+@pytest.mark.slow
 def test_factored_moments_and_averages_are_split_too(others):
     one, eight = (found[0] for found in others)
     np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
