@@ -131,7 +131,7 @@ def search(
         if not candidates or is_late:
             break
         fitting = [one for one in candidates if one.memory <= in_hbm - slack]
-        # Every other variant has the recipe's batch size, since another one is another training run.
+        # Every second variant has the recipe's batch size, since another one is another training run.
         preferred = [one for one in fitting if len(trials) % 2 and _BATCH not in one.settings] or fitting
         next_one = max(preferred, key=lambda one: one.speed) if fitting else min(candidates, key=lambda one: one.memory)
     return trials
