@@ -149,10 +149,10 @@ import json, sys
 from fiddle import printing
 from paxcli.config.index import find_recipes
 from paxcli.config.load import load
-from paxcli.training import summary
+from paxcli.training import experiment
 
 devices, found, models = json.loads(sys.argv[1]), {}, {}
-abstract_params = summary.abstract_params
+abstract_params = experiment.abstract_params
 
 def build_once(task, spec):
     model = printing.as_str_flattened(config.task.model)
@@ -160,12 +160,12 @@ def build_once(task, spec):
         models[model] = abstract_params(task, spec)
     return models[model]
 
-summary.abstract_params = build_once
+experiment.abstract_params = build_once
 for name, entry in find_recipes().items():
     config = load(name).config
     if entry.pax_name and config.mesh.ici_mesh_shape is None:  # Pax's pmap: all devices there are
         config.mesh.ici_mesh_shape = [devices[entry.pax_name], 1, 1]
-    sizes = summary.summarize(config)
+    sizes = experiment.summarize(config)
     columns = ("parameters", "global_batch_size", "tokens_per_step", "num_devices")
     found[entry.pax_name or name] = [sizes[column] for column in columns]
 print(json.dumps(found))
