@@ -97,7 +97,7 @@ class PromptDecoder:
         self.generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0)
 
     def requests(self, prompts: Sequence[Prompt]) -> list[Request]:
-        """Raises ConfigError for a prompt that is too long or has unknown ids."""
+        """Raises ConfigError for a prompt that is empty or too long, or has unknown ids."""
         return [self._request(prompt, number) for number, prompt in enumerate(prompts)]
 
     def continue_prompts(self, prompts: Sequence[Prompt], on_text: OnText | None = None) -> list[dict[str, Any]]:
@@ -173,6 +173,8 @@ class PromptDecoder:
         if own and isinstance(self._decoding, BeamSearch):
             raise ConfigError(f"{prompt}: with beam search it has no `{[*own][0]}`.", "Set `decoding` to Sampling.")
         ids, shown = self._encode(prompt), str(prompt)
+        if len(ids) == 0:
+            raise ConfigError(f"{prompt.place}A prompt is empty: it has no token.", "Give it text, or ids.")
         sequence, max_tokens = ids, prompt.max_tokens or self._decoding.max_tokens
         if prompt.continuation is not None:
             sequence, max_tokens = self._encode(prompt, prompt.continuation), 0
@@ -208,11 +210,9 @@ class PromptDecoder:
         """The number of tokens that fit after a prompt of this length.
 
         Raises:
-          ConfigError: It is empty, or `max_tokens` do not fit.
+          ConfigError: `max_tokens` do not fit.
         """
         fit = self.max_length - length
-        if length == 0:
-            raise ConfigError("A prompt is empty, and the tokenizer has no BOS token.", "Give a prompt with text.")
         if max_tokens > fit:
             more = f"with {max_tokens} more it is longer than max_seq_len={self.max_length}"
             hint = f"Shorten it, or give `--max-tokens {fit}`." if fit > 0 else "Shorten it."

@@ -245,6 +245,7 @@ def test_beam_search_of_text(decode, greedy):
         (Prompt("x", continuation="y" * 79), Sampling(), "has 81 tokens"),
         (Prompt(ids=[3, 259]), Sampling(), "has id 259, but the model's vocab_size is 259"),
         (Prompt(ids=[]), Sampling(), "A prompt is empty"),
+        (Prompt(ids=[], continuation="ab"), Sampling(), "A prompt is empty"),  # its first token has no probability
         (Prompt("x"), Sampling(eos_ids=(1, 300)), "`decoding.eos_ids` has id 300"),
         (Prompt("x", temperature=1.0), BeamSearch(), "with beam search it has no `temperature`"),
         (Prompt("x" * 80, place="a.jsonl, line 3: "), Sampling(), "a.jsonl, line 3: Prompt 'x+… has 81 tokens"),
