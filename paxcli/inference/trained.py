@@ -25,6 +25,7 @@ from paxcli.inputs.documents import TEXT, TOKENS, format_of
 from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
+from paxcli.mesh.sharding import infeed_shard
 from paxcli.mesh.startup import agree
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter, read_lines
@@ -59,7 +60,6 @@ class TrainedRun:
         self._session, self._run_dir = session, run_dir
         self._held: tuple[int, dict] | None = None  # the parameters that were loaded last, and their step
         self._last_decoder: tuple[Any, PromptDecoder] | None = None
-        self._has_evaluated = False
         self._eval_step = make_eval_step(session.experiment.task)
         self._score_step = make_score_step(session.experiment.task)
 
@@ -85,10 +85,8 @@ class TrainedRun:
         if not inputs:
             hint = "Give it `eval_inputs`, or text files with `--files`."
             raise ConfigError("The recipe has no evaluation input.", hint)
-        if self._has_evaluated:
-            for source in inputs:
-                source.reset()
-        self._has_evaluated = True
+        for source in inputs:
+            source.reset()
         self.params(step)  # first, since `pax eval --watch` handles the error of a step that was deleted
         with self._session.active():
             metrics = self._metrics(step, inputs)
@@ -128,18 +126,21 @@ class TrainedRun:
 
     def _files_input(self, files: list[str]) -> TextInput:
         """All documents of these files, read as in training; records are chats if training has chats."""
-        training, config = self._session.experiment.train_input, self._session.config
-        tokenizer, hosts = tokenizer_of(training), (training.num_infeed_hosts, training.infeed_host_index)
-        trained, has_records = fdl.get_callable(config.train_input), not {TEXT, TOKENS} & {*map(format_of, files)}
+        tokenizer, training = tokenizer_of(self._session.experiment.train_input), self._session.config.train_input
+        trained, has_records = fdl.get_callable(training), not {TEXT, TOKENS} & {*map(format_of, files)}
         kind = ChatInput if trained is ChatInput and has_records else TextInput
         source = kind.config(name="files", files=files, reset_for_eval=True, eval_loop_num_batches=None)
         for field in _AS_IN_TRAINING[kind] if trained in (kind, StdlibInput) else ():
-            setattr(source, field, getattr(config.train_input, field))
+            setattr(source, field, getattr(training, field))
         source.tokenizer = lambda: tokenizer
-        config = fdl.copy_with(config, eval_inputs=[source])
-        source = fdl.build(with_derived_sizes(config, self._session.mesh.size, *hosts).eval_inputs[0])
-        source.check_data()
-        return source
+        built = self._eval_input(source)
+        built.check_data()
+        return built
+
+    def _eval_input(self, source: fdl.Config) -> Any:
+        """An input as `eval_inputs` are built: each process reads its share."""
+        config, mesh = fdl.copy_with(self._session.config, eval_inputs=[source]), self._session.mesh
+        return fdl.build(with_derived_sizes(config, mesh.size, *infeed_shard(mesh)).eval_inputs[0])
 
     def watch(self) -> Iterator[int]:
         """The step of every checkpoint, as it appears, up to the last training step or an early stop."""
@@ -182,7 +183,7 @@ class TrainedRun:
     ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
         """Continuations of the recipe's decode inputs, and the inputs' own metrics. Written to `decoded/` too.
 
-        Inputs that have metrics of scores are evaluated as well, as by `evaluate`.
+        Inputs that have metrics of scores are evaluated as well, as by `evaluate`: each process evaluates its share.
 
         Raises:
           ConfigError: The recipe has no decode input.
@@ -198,11 +199,11 @@ class TrainedRun:
             if prompts:
                 decoder = self._decoder(step, experiment.train_input, decoding, seed)
                 outputs += decoder.continue_prompts(prompts, on_text)
-            for source in data:
+            for source, config in zip(data, data_of(self._session.config.decode_inputs), strict=True):
                 found, values = self._decoder(step, source, decoding, seed).decode_data(source)
                 outputs += found
                 if source.example_metrics("scores") is not None:
-                    values = self._metrics(step, [source])[str(source.name)] | values
+                    values = self._metrics(step, [self._eval_input(config)])[str(source.name)] | values
                 metrics |= {str(source.name): values} if values else {}
         self._write_outputs(step, outputs, metrics)
         return outputs, metrics

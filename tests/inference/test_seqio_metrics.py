@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 
 import fiddle as fdl
@@ -26,7 +29,9 @@ from paxcli.training.run_dir import RunDir
 from paxcli.training.session import build_session, open_session
 from paxcli.training.step import make_eval_step, make_score_step
 from paxcli.training.task import SingleTask
+from tests.devices import cpu_devices
 from tests.inputs.seqio_tasks import NUM_EXAMPLES, register
+from tests.jobs import free_port, job_variables
 
 LENGTHS = {"inputs": 6, "targets": 12}
 SIZES = {"vocab_size": 300, "model_dims": 16, "hidden_dims": 32, "num_layers": 1, "num_heads": 2}
@@ -198,3 +203,21 @@ def test_a_decode_run_has_both_kinds_of_metrics(seqio, tmp_path, monkeypatch):
     assert lines == outputs
     (logged,) = map(json.loads, (tmp_path / "decoded" / "metrics.jsonl").read_text().splitlines())
     assert logged["step"] == 7 and logged["seqio/likeness"] == metrics["toy"]["seqio/likeness"]
+
+
+@pytest.mark.slow
+def test_two_processes_score_each_example_once(tmp_path):
+    """Every process decodes all examples, and evaluates its share."""
+    command, port = [sys.executable, "-m", "tests.inference.scores_of_a_job", str(tmp_path)], free_port()
+    jobs = [cpu_devices(8), *(cpu_devices(4) | job_variables(port, index) for index in range(2))]
+    started = [
+        subprocess.Popen(command, env=os.environ | job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for job in jobs
+    ]
+    texts = [process.communicate(timeout=600) for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], texts
+    one, *two = (json.loads(stdout.splitlines()[-1]) for stdout, _ in texts)
+    assert one["rows"] == [8, 8] and one["metrics"]["num_examples"] == 10
+    for each in two:
+        assert (each["rows"], each["outputs"]) == (one["rows"], one["outputs"])
+        assert each["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
