@@ -186,7 +186,7 @@ class PromptDecoder:
         tokens = sequence.astype(np.int32)
         if prompt.continuation is not None:
             return Request(tokens, len(ids), 0, self._settings(number), text)
-        stop = self._decoding.stop if prompt.stop is None else tuple(prompt.stop)
+        stop = self._decoding.stop if prompt.stop is None else Decoding(stop=tuple(prompt.stop)).stop
         settings = self._settings(number if prompt.seed is None else 0)._replace(**own)
         return Request(tokens, len(ids), max_tokens or min(_MAX_TOKENS, fit), settings, text, stop)
 

@@ -22,6 +22,7 @@ from paxcli.config.fields import (
     Tokens,
 )
 from paxcli.config.tree import check_fields
+from paxcli.errors import ConfigError
 
 Logits = Float[jax.Array, "B V"]
 
@@ -50,6 +51,8 @@ class Decoding(Configurable):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if "" in self.stop:
+            raise ConfigError("An empty text in `stop` would end every sequence at once.", "Leave it out.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
 from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
+from paxcli.log import log
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import agree, exit_on_error, return_free_memory
@@ -370,6 +371,9 @@ def train(
             if warm_start is not None and not run.resumes:
                 copy_origin(warm_start, run_dir.path)
             run_dir.describe(config, recipe_text, run_dir.init_from() if run.resumes else init_from)
+        warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
+        if warmup > (steps := run.num_train_steps):
+            log.info("The run of %d steps ends within the warmup of %d: its rate stays below the peak.", steps, warmup)
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:

@@ -53,9 +53,6 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     ready = with_derived_sizes(config, devices)
     learner = fdl.build(ready.task.train.learner)
     learner.validate()
-    warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
-    if num_devices is not None and warmup > (steps := config.task.train.num_train_steps):
-        log.info("The run of %d steps ends within the warmup of %d: its rate stays below the peak.", steps, warmup)
     _check_pipeline(ready, model, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()

@@ -248,6 +248,7 @@ def test_beam_search_of_text(decode, greedy):
         (Prompt(ids=[], continuation="ab"), Sampling(), "A prompt is empty"),  # its first token has no probability
         (Prompt("x"), Sampling(eos_ids=(1, 300)), "`decoding.eos_ids` has id 300"),
         (Prompt("x", temperature=1.0), BeamSearch(), "with beam search it has no `temperature`"),
+        (Prompt("x", stop=["\n", ""]), Sampling(), "An empty text in `stop`"),
         (Prompt("x" * 80, place="a.jsonl, line 3: "), Sampling(), "a.jsonl, line 3: Prompt 'x+… has 81 tokens"),
     ],
 )
@@ -262,6 +263,8 @@ def test_settings_of_a_call_replace_the_recipes():
         override(BeamSearch(), temperature=0.5)
     with pytest.raises(ConfigError, match="top_p must be above 0"):
         override(Sampling(), top_p=0.0)
+    with pytest.raises(ConfigError, match="An empty text in `stop`"):
+        override(Sampling(), stop=["\n", ""])
 
 
 def test_recipes_of_pax_select_the_nucleus_before_the_temperature():

@@ -67,6 +67,14 @@ def losses_of(run_dir: pathlib.Path, **sets: Any) -> dict[int, float]:
     return losses(run_dir)
 
 
+def test_a_run_that_ends_within_the_warmup_says_so(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pax")  # no warning: a short trial of a recipe is no mistake
+    train(tmp_path / "a", warmup_steps=2)
+    assert "warmup" not in caplog.text
+    train(tmp_path / "b", warmup_steps=3)
+    assert caplog.text.count("The run of 2 steps ends within the warmup of 3") == 1
+
+
 def test_a_drawn_seed_is_recorded_and_resumed(tmp_path: pathlib.Path) -> None:
     seed = train(tmp_path / "a", random_seed=None).facts["data_seed"]
     assert seed != train(tmp_path / "b", random_seed=None).facts["data_seed"]

@@ -99,12 +99,3 @@ def test_a_batch_that_needs_a_mesh_names_it() -> None:
     assert "mesh.ici_mesh_shape" in raised.value.hint
     config.mesh.ici_mesh_shape = {"data": 4, "tensor": 2}
     validate(config)
-
-
-def test_a_run_that_ends_within_the_warmup_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "pax")  # no warning: a short trial of a recipe is no mistake
-    sizes = {"num_layers": 1, "model_dims": 32, "hidden_dims": 64, "max_seq_len": 16}
-    build_session(pax.load("tiny-synthetic", set={**sizes, "warmup_steps": 20, "num_train_steps": 20}).config)
-    assert "warmup" not in caplog.text
-    build_session(pax.load("tiny-synthetic", set={**sizes, "warmup_steps": 20, "num_train_steps": 19}).config)
-    assert caplog.text.count("The run of 19 steps ends within the warmup of 20") == 1
