@@ -11,8 +11,6 @@ import importlib.metadata
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import yaml
 
 from paxcli.errors import ConfigError
 from paxcli.log import log
-from paxcli.mesh.option_check import compile_with_each
+from paxcli.mesh.option_check import compile_with_each, run_check
 
 Option = str | int | float | bool
 Options = dict[str, Option]
@@ -124,9 +122,8 @@ def _try_options(platform: str, options: Options) -> tuple[dict[str, str | None]
     """
     if platform == "cpu":
         return compile_with_each(platform, options), True
-    command = [sys.executable, "-m", "paxcli.mesh.option_check", platform]
     environment = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
-    done = subprocess.run(command, input=json.dumps(options), capture_output=True, text=True, env=environment)
+    done = run_check(platform, options, environment)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1]), True
     lines = done.stderr.strip().splitlines() or ["no reason given"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -38,6 +39,12 @@ def compile_with_each(platform: str, options: dict[str, Any]) -> dict[str, str |
         except Exception as error:  # noqa: BLE001 - the error is the result
             errors[name] = first_line(error)
     return errors
+
+
+def run_check(platform: str, options: dict[str, Any], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs this module in another process, with these environment variables. libtpu may end it."""
+    command = [sys.executable, "-m", "paxcli.mesh.option_check", platform]
+    return subprocess.run(command, input=json.dumps(options), capture_output=True, text=True, env=environment)
 
 
 if __name__ == "__main__":

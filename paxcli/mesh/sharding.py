@@ -59,11 +59,11 @@ def _avoid_miscompilation(rules: Rules, sizes: Mapping[str, int]) -> Rules:
     """Replicates `activation_embed` over `tensor` on meshes where XLA would compute wrong values.
 
     With `data` > 1 and `fsdp` as large as `tensor`, XLA's partitioner (jaxlib 0.10.2 and 0.12.0, on CPU) gives wrong
-    values for a matmul that contracts over `tensor` and whose result is sharded over (data, fsdp) and `tensor`: [B,
-    T, F] × [F, D], forward or backward. Issue 40034 of openxla/xla reports the like of GPUs. The result is correct
-    with D unsharded, and on every other mesh. The residual stream, which each layer saves for the backward pass, is
-    not a matmul output and stays sharded. A matmul whose input has no constraint of its own is not safe: inside the
-    loop of gradient accumulation XLA then shards D over `tensor` again.
+    values for a matmul, [B, T, F] × [F, D], that contracts over `tensor` and whose result is sharded over (data, fsdp)
+    and `tensor`, forward or backward; openxla/xla#40034 reports a similar fault on GPUs. The result is correct with D
+    unsharded, and on every other mesh. The residual stream, which each layer saves for the backward pass, is not a
+    matmul output and stays sharded. A matmul whose input has no constraint of its own is not safe: inside the loop of
+    gradient accumulation XLA then shards D over `tensor` again.
     """
     if not (sizes["data"] > 1 and sizes["fsdp"] == sizes["tensor"] > 1 and "tensor" in rules["activation_embed"]):
         return rules

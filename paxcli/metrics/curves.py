@@ -201,13 +201,13 @@ def eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[
 def curve_label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
     """Name of a curve, with its last value: late differences are too small to read off the plot."""
     name = f"{run.name} {curve.split}" if len(runs) > 1 else curve.split
-    return (
-        f"{name}, last not finite" if math.isnan(curve.values[-1]) else f"{name}, last {few_digits(curve.values[-1])}"
-    )
+    return f"{name}, last {few_digits(curve.values[-1])}"
 
 
 def few_digits(value: float) -> str:
-    """A number to read: `0.01235`, `3.193`, `11,580`; of more than 12 digits `1.158e+13`."""
+    """A number to read: `0.01235`, `3.193`, `11,580`; of more than 12 digits `1.158e+13`; `not finite` for NaN."""
+    if math.isnan(value):
+        return "not finite"
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e12 else f"{value:.4g}"
 
 

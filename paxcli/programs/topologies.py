@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import math
 import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from jax.experimental import topologies
 
 from paxcli.cloud.accelerators import GENERATIONS, find_accelerator
 from paxcli.errors import ConfigError, MissingError, first_line
+from paxcli.mesh.option_check import run_check
 from paxcli.programs.gpus import GPUS, MOST_GPUS, Gpu
 
 # GiB of one device that a program may use, as libtpu's compiler states them when a program does not fit.
@@ -93,7 +93,7 @@ class CompileTarget:
             return _local_devices(self.platform, self.shape[0])
         if importlib.util.find_spec("libtpu") is None:
             raise MissingError("Compiling for a TPU needs libtpu (Linux only).", "pip install 'jax[tpu]'")
-        _check_libtpu_arguments()
+        _check_libtpu_arguments(os.environ.get("LIBTPU_INIT_ARGS", ""))
         wrap = (*self.wraps, *(False,) * (3 - len(self.wraps)))
         options: dict[str, Any] = {"wrap": wrap, "num_slices": self.num_slices}
         if self.generation == "v4":
@@ -108,12 +108,12 @@ class CompileTarget:
             raise ConfigError(f"libtpu cannot describe {self.name}: {first_line(error)}", hint) from error
 
 
-def _check_libtpu_arguments() -> None:
-    """Starts libtpu in another process with the arguments in LIBTPU_INIT_ARGS: one that it does not know ends it."""
-    if not os.environ.get("LIBTPU_INIT_ARGS"):
+@functools.cache
+def _check_libtpu_arguments(arguments: str) -> None:
+    """Starts libtpu in another process with these LIBTPU_INIT_ARGS, once: an argument that it does not know ends it."""
+    if not arguments:
         return
-    command = [sys.executable, "-m", "paxcli.mesh.option_check", "tpu"]
-    done = subprocess.run(command, input="{}", capture_output=True, text=True)
+    done = run_check("tpu", {}, dict(os.environ))
     if refusal := re.search(r"^ERROR: (.*)", done.stderr, re.MULTILINE):
         hint = "Correct `mesh.libtpu_options`, or LIBTPU_INIT_ARGS in the environment."
         raise ConfigError(f"libtpu does not start: {refusal[1]}.", hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -96,6 +95,4 @@ def _number(value: Any) -> str:
     """A number of a table, with few digits; texts unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
-    if math.isnan(value):
-        return "not finite"
     return f"{value:,}" if isinstance(value, int) else few_digits(value)

@@ -52,9 +52,8 @@ def plot_text(
         ticks = (low + (high - low) * part / 5 for part in range(6))
         values = (10**tick if axis in log else tick for tick in ticks)
         shown = sorted({float(round(x)) if axis == "x" else x for x in values})
-        figure.ruler(axis).ticks(
-            _scale(shown, axis in log), [f"{x:.0f}" if axis == "x" else few_digits(x) for x in shown]
-        )
+        labels = [f"{x:.0f}" if axis == "x" else few_digits(x) for x in shown]
+        figure.ruler(axis).ticks(_scale(shown, axis in log), labels)
     built = figure.build()
     legend = " \u00a0 ".join(name.replace(" ", "\u00a0") for name in names)
     legend = textwrap.fill(legend, width, break_on_hyphens=False).replace("\u00a0", " ")

@@ -423,17 +423,14 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
     config, before = copy.deepcopy(config), run_dir.checkpointed_config()
     train, data = config.task.train, config.train_input
     if train.random_seed is None:
-        train.random_seed = before.get(_RUN_SEED, _draw_seed())
+        seed = before.get(_RUN_SEED)
+        # A drawn seed is the same in every process.
+        train.random_seed = agree(secrets.randbits(31) or 1) if seed is None else seed
         recipe_text = with_set(recipe_text, _RUN_SEED, train.random_seed)
     if data.input_random_seed is None:
         data.input_random_seed = before.get(_DATA_SEED, train.random_seed)
         recipe_text = with_set(recipe_text, _DATA_SEED, data.input_random_seed)
     return config, recipe_text
-
-
-def _draw_seed() -> int:
-    """A random seed, the same in every process."""
-    return agree(secrets.randbits(31) or 1)
 
 
 def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:

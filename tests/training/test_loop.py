@@ -68,7 +68,7 @@ def losses_of(run_dir: pathlib.Path, **sets: Any) -> dict[int, float]:
 
 
 def test_a_run_that_ends_within_the_warmup_says_so(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "pax")  # no warning: a short trial of a recipe is no mistake
+    caplog.set_level("INFO", "pax")  # not a warning, since short trial runs are common
     train(tmp_path / "a", warmup_steps=2)
     assert "warmup" not in caplog.text
     train(tmp_path / "b", warmup_steps=3)
