@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -15,7 +14,7 @@ from etils import epath
 from paxcli.checkpoint.local_tier import find_local
 from paxcli.checkpoint.manager import CheckpointStore, delete_step, find_steps, format_steps
 from paxcli.checkpoint.reading import read_arrays, read_manifest
-from paxcli.config.paths import rename_durably, resolve_path, size_and_time
+from paxcli.config.paths import copy_file, rename_durably, resolve_path, size_and_time
 from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
@@ -135,10 +134,7 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
         return [_info(_step_dir(run_dir, step)) for step in chosen]
     (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     for file, copy in files.items():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        partial = copy.with_name(f"{copy.name}.tmp")  # part of a file would look like that of another run
-        partial.write_bytes(file.read_bytes())
-        partial.replace(copy)
+        copy_file(file, copy)
     return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
 
 
@@ -191,9 +187,6 @@ def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
     if partial.exists():
         partial.rmtree()
     for path in sorted(files_in(source), key=lambda path: path.name in _COMMIT_FILES):
-        copy = partial / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("rb") as read, copy.open("wb") as write:
-            shutil.copyfileobj(read, write, 1 << 22)
+        copy_file(path, partial / path.relative_to(source))
     rename_durably(partial, folder / source.name)
     return folder / source.name

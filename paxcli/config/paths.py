@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from paxcli.config.bucket import repeat
@@ -44,6 +45,17 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
         os.fsync(file.fileno())
     os.replace(temporary, name)
     sync(os.path.dirname(name) or ".")  # makes the rename durable
+
+
+def copy_file(source: str | os.PathLike[str], copy: str | os.PathLike[str]) -> None:
+    """Copies a file atomically, and makes the directories of the copy. Both may be in buckets."""
+    final, is_remote = resolve_path(copy), "://" in os.fspath(copy)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final if is_remote else final.with_name(f"{final.name}.{os.getpid()}.tmp")  # an upload is atomic
+    with resolve_path(source).open("rb") as old, partial.open("wb") as new:
+        shutil.copyfileobj(old, new, 1 << 22)
+    if not is_remote:
+        partial.replace(final)
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from etils import epath
 
 from paxcli.config.bucket import is_transient
-from paxcli.config.paths import size_and_time
+from paxcli.config.paths import copy_file, size_and_time
 from paxcli.errors import DataError, MissingError, RemoteError, first_line
 
 _WILDCARDS = "*?["
@@ -109,11 +109,7 @@ def local_copy(path: epath.Path, cache_dir: str | None) -> Path:
     copy = Path(cache_dir).expanduser() if cache_dir is not None else _temporary_directory()
     copy = copy / address.partition("://")[2]
     if not copy.exists() or copy.stat().st_size != path.stat().length:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        partial = copy.with_name(f"{copy.name}.{os.getpid()}.tmp")
-        with path.open("rb") as remote, partial.open("wb") as local:
-            shutil.copyfileobj(remote, local, 2**22)
-        partial.replace(copy)
+        copy_file(path, copy)
     return copy
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -39,9 +39,13 @@ class Layer(Configurable, nn.Module):
 
     `matmul_flops` and `stacks` need only the layer's fields: they also work on a layer made with `parent=None`, without
     parameters. A layer that holds others makes them the same way to ask them.
+
+    Attributes:
+      decode_fields: Fields that have another value in decoding. They change no parameter.
     """
 
     has_kinds = True
+    decode_fields: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         for name, method in vars(cls).items():

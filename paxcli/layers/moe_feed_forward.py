@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ class MoeFeedForward(FeedForwardLayer):
       num_experts: E.
       num_experts_per_token: k.
       capacity_factor: Expert capacity: each expert takes the first `ceil(T * k / E) * capacity_factor` choices of a row
-        of T tokens and drops the others, which add 0 (Lepikhin et al., 2020). None = dropless.
+        of T tokens and drops the others, which add 0 (Lepikhin et al., 2020). None = dropless, as decoding always is.
       normalize_weights: Whether the scores of a token's experts are divided by their sum.
       activation: Name of the activation.
       gated: Whether a second projection, with the activation, gates the first (SwiGLU with `silu`).
@@ -59,6 +59,9 @@ class MoeFeedForward(FeedForwardLayer):
       shared_gate: Whether its output is multiplied by the sigmoid of a linear function of the token.
       scale_inputs: Whether the weights of a token's experts multiply their inputs, instead of their outputs (Llama 4).
     """
+
+    # What experts with a capacity drop depends on the length that a prompt is padded to.
+    decode_fields: ClassVar[dict[str, Any]] = {"capacity_factor": None}
 
     model_dims: PositiveInt
     hidden_dims: PositiveInt

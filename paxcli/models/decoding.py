@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from paxcli.layers.base import Cache
+from paxcli.layers.base import Cache, Layer
 from paxcli.layers.matmul import output_first
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.sharding import current_device
@@ -228,16 +229,18 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
 def unroll_layers(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
     """The model with unrolled layers, and `(params, is_batch) -> params`, its parameters from scanned ones.
 
-    In a scan, XLA copies the parameters and the cache of each layer for each token; not on TPUs, where nothing changes.
-    Layers have no remat: decoding has no backward pass. On a CPU, the function also stores a causal model's weights as
-    [outputs, inputs], by which it multiplies faster; for a batch, most in two parts, with which one sequence is slower.
+    Layers take their `decode_fields`. In a scan, XLA copies the parameters and the cache of each layer for each token;
+    not on TPUs, where stacks stay scanned. Layers have no remat: decoding has no backward pass. On a CPU, the function
+    also stores a causal model's weights as [outputs, inputs], by which it multiplies faster; for a batch, most in two
+    parts, with which one sequence is slower.
     """
-    if (platform := current_device().platform) == "tpu":
-        return model, lambda params, is_batch: params
-    found = model.stacks() if isinstance(model, TransformerModel) else {}
+    fields = (field.name for field in dataclasses.fields(model) if field.name not in ("parent", "name"))
+    model = model.clone(**jax.tree.map(_with_decode_fields, model.named_fields(*fields)))
+    platform, found = current_device().platform, model.stacks() if isinstance(model, TransformerModel) else {}
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
-    templates = model.named_fields(*stacks)
+    stacks = {} if platform == "tpu" else stacks
     in_order = {"scan": False, "remat_policy": "everything", "save": (), "offload": ()}
+    templates = model.named_fields(*stacks)
     unrolled = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
 
     def convert(params: dict, is_batch: bool) -> dict:
@@ -251,6 +254,14 @@ def unroll_layers(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
         return jax.tree.map_with_path(lambda path, w: output_first(w, facts.get(path, Weight()), parts), params)
 
     return unrolled, convert
+
+
+def _with_decode_fields(template: Any) -> Any:
+    """A template of layers, each with its `decode_fields`."""
+    if isinstance(template, functools.partial) and isinstance(template.func, type) and issubclass(template.func, Layer):
+        fields = jax.tree.map(_with_decode_fields, template.keywords) | template.func.decode_fields
+        return functools.partial(template.func, **fields)
+    return template
 
 
 def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:

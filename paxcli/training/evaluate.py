@@ -31,7 +31,7 @@ def evaluate(
     mesh: Mesh,
     metrics: Metrics,
     score_step: Callable | None = None,
-    check_stop: Callable[[], None] | None = None,
+    check_stop: Callable[[], object] = lambda: None,
 ) -> dict[str, dict[str, float]]:
     """Metrics of one evaluation run on each input: input name → metric → value.
 
@@ -44,19 +44,16 @@ def evaluate(
 
     def evaluate_one(source: BaseInput) -> dict[str, float]:
         of_scores = source.example_metrics("scores") if score_step is not None else None
+        step: Callable = score_step if of_scores and score_step else lambda *given: (eval_step(*given), {})
         sums, scored = [], []
         tokenizer, counts = _tokenizer_of(source), Counter[str]()
         for batch in source.eval_batches():
-            if check_stop is not None:
-                check_stop()
+            check_stop()
             counts.update(_count(batch, tokenizer))
             batch = put_batch(batch, mesh)
-            if of_scores is None or score_step is None:
-                sums.append(eval_step(params, batch))
-            else:
-                found, examples = score_step(params, batch)
-                sums.append(found)
-                scored.append(examples)
+            found, examples = step(params, batch)
+            sums.append(found)
+            scored.append(examples)
             # One batch computes while the next is read, so that a stop takes effect soon.
             sums[-2:-1] = jax.device_get(sums[-2:-1])
         if not sums:

@@ -20,7 +20,7 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.checkpoint.warm_start import Report, load_params, parse_source
-from paxcli.config.paths import replace_text
+from paxcli.config.paths import copy_file, replace_text
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.training.experiment import Experiment
@@ -70,9 +70,7 @@ def copy_origin(source: WarmStart, run_dir: epath.Path) -> None:
     """Copies the files beside the weights that the other run's model was imported with, if it was."""
     origin = epath.Path(source.run_dir) / ORIGIN
     for file in files_in(origin) if origin.is_dir() else ():
-        copy = run_dir / ORIGIN / file.relative_to(origin)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(file.read_bytes())
+        copy_file(file, run_dir / ORIGIN / file.relative_to(origin))
 
 
 def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> tuple[TrainState, Report]:

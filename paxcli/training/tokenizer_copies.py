@@ -10,7 +10,7 @@ import fiddle as fdl
 from etils import epath
 
 from paxcli.config.fields import Mark, marks_of
-from paxcli.config.paths import replace_text
+from paxcli.config.paths import copy_file, replace_text
 from paxcli.config.tree import Node, walk
 from paxcli.errors import DataError
 from paxcli.inputs.files import local_copy
@@ -37,9 +37,7 @@ def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None
         copied = record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")
         # A sound copy is left alone: writing it again may fail half-way.
         for file in () if _files(run_dir / copied)[1] == digest else files:
-            copy_of_file = (run_dir / copied).parent / file.relative_to(files[0].parent)
-            copy_of_file.parent.mkdir(parents=True, exist_ok=True)
-            copy_of_file.write_bytes(file.read_bytes())
+            copy_file(file, (run_dir / copied).parent / file.relative_to(files[0].parent))
     if record:
         replace_text(run_dir / _RECORD, json.dumps(record, indent=1) + "\n")
 

@@ -7,9 +7,10 @@ import json
 import os
 import pathlib
 import pwd
+import shutil
+from typing import BinaryIO
 
 import pytest
-from etils import epath
 
 from paxcli.checkpoint import maintenance
 from paxcli.checkpoint.manager import CheckpointStore
@@ -145,12 +146,12 @@ def test_a_moved_run_whose_path_has_wildcards_is_copied_completely(
 def test_a_copy_that_found_the_disk_full_can_be_repeated(
     run_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill_disk(path: epath.Path, _: bytes) -> None:
-        path.write_text("")
+    def fill_disk(_: BinaryIO, copy: BinaryIO, *__: int) -> None:
+        copy.write(b"rec")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr(type(epath.Path(tmp_path)), "write_bytes", fill_disk)
+        full.setattr(shutil, "copyfileobj", fill_disk)
         maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
     maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
     assert (tmp_path / "copy" / "recipe.yaml").read_text() == "recipe: tiny\n"
@@ -159,7 +160,7 @@ def test_a_copy_that_found_the_disk_full_can_be_repeated(
 def test_an_interrupted_copy_is_not_a_checkpoint(
     run_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_file, copied = maintenance.shutil.copyfileobj, []
+    copy_file, copied = shutil.copyfileobj, []
 
     def fails_at_the_fourth(*args):
         copied.append(args)
@@ -168,7 +169,7 @@ def test_an_interrupted_copy_is_not_a_checkpoint(
         copy_file(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(maintenance.shutil, "copyfileobj", fails_at_the_fourth)
+        patched.setattr(shutil, "copyfileobj", fails_at_the_fourth)
         with pytest.raises(OSError, match="no space"):
             maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
     assert steps_of(tmp_path / "copy") == []
@@ -188,7 +189,7 @@ def test_a_checkpoint_that_training_deletes_meanwhile_is_neither_damage_nor_a_bu
 
     def verify_slowly(path: pathlib.Path):
         if path.name == "1":
-            maintenance.shutil.rmtree(path)
+            shutil.rmtree(path)
         return verify(path)
 
     monkeypatch.setattr(maintenance, "_verify", verify_slowly)

@@ -23,6 +23,7 @@ from paxcli.inference.prompts import Prompt, parse_prompt, read_prompts
 from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.layers.matmul import OutputFirst
+from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Decoding, Sampling
@@ -37,11 +38,15 @@ TOKENIZER = ByteTokenizer()
 PROMPTS = [Prompt("def f(x):\n" * (i % 3) + "ab"[i % 2], max_tokens=40 if i == 1 else 3 + 2 * i) for i in range(8)]
 
 
-@pytest.fixture(scope="module")
-def params():
+def params_of(model):
     ones = jnp.ones((1, 4), jnp.int32)
     batch = NestedMap(ids=ones, labels=ones, weights=jnp.ones((1, 4)), segment_ids=ones, segment_pos=ones)
-    return jax.tree.map(lambda p: 3 * p, nn.meta.unbox(jax.jit(MODEL.init)(jax.random.key(0), batch)["params"]))
+    return jax.tree.map(lambda p: 3 * p, nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch)["params"]))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return params_of(MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +105,18 @@ def test_any_batch_size_gives_the_same_text(decode, temperature):
     if temperature:
         other_seed = decode(decoding=Sampling(temperature=temperature), seed=1)
         assert [one["ids"] for one in together] != [one["ids"] for one in other_seed]
+
+
+def test_experts_with_a_capacity_drop_nothing():
+    """What they would drop depends on the padding of a row, so on the other prompts."""
+    config = LanguageModel.config(**SIZES)
+    config.stack.block.feed_forward = MoeFeedForward.partial(num_experts=4, capacity_factor=0.5)
+    model = fdl.build(config)
+    params = params_of(model)
+    rows = [Prompt("def f(x):", continuation="\n    return x"), Prompt("ab" * 30, max_tokens=4)]
+    decoder = PromptDecoder(model, params, TOKENIZER, Sampling(), 0)
+    (alone,), (beside, _) = decoder.continue_prompts(rows[:1]), decoder.continue_prompts(rows)
+    np.testing.assert_allclose(beside["log_probs"], alone["log_probs"], **FLOAT32)
 
 
 def test_weights_are_in_parts_for_batches_only(params, greedy):
