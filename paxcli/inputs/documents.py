@@ -137,7 +137,8 @@ class Reading:
             hint = did_you_mean(str(self.text_field), schema.names) or "Set the input's text_field to one of these."
             raise DataError(f"{file.path} has no column `{self.text_field}`; it has {', '.join(schema.names)}.", hint)
         kind = schema.field(self.text_field).type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        texts = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+        if not (pyarrow.types.is_dictionary(kind) or kind in texts):
             hint = "Set text_field (`--text-field`) to another column."
             raise DataError(f"{file.path}: column `{self.text_field}` has type {kind}, not text.", hint)
         return [str(self.text_field)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import glob
 import os
@@ -106,7 +105,7 @@ def local_copy(path: epath.Path, cache_dir: str | None) -> Path:
     address = os.fspath(path)
     if "://" not in address:
         return Path(address)
-    copy = Path(cache_dir).expanduser() if cache_dir is not None else _temporary_directory()
+    copy = Path(_temporary_directory().name if cache_dir is None else cache_dir).expanduser()
     copy = copy / address.partition("://")[2]
     if not copy.exists() or copy.stat().st_size != path.stat().length:
         copy_file(path, copy)
@@ -114,7 +113,6 @@ def local_copy(path: epath.Path, cache_dir: str | None) -> Path:
 
 
 @functools.cache
-def _temporary_directory() -> Path:
-    directory = tempfile.mkdtemp(prefix="pax-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return Path(directory)
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """Deleted when this process ends."""
+    return tempfile.TemporaryDirectory(prefix="pax-", ignore_cleanup_errors=True)

@@ -236,6 +236,20 @@ class TestBadFiles:
         (tmp_path / "b.parquet").write_bytes(b"nonsense")
         self.check("b.parquet is not a Parquet file", tmp_path / "b.parquet")
 
+    @pytest.mark.parametrize(
+        "kind",
+        [pyarrow.large_string(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())],
+        ids=str,
+    )
+    def test_parquet_with_other_types_of_text(self, kind, tmp_path):
+        """Those that polars, and `datasets` and pandas for repeated texts, write."""
+        texts = pyarrow.array([*TEXTS, TEXTS[0]])
+        of_kind = texts.dictionary_encode() if pyarrow.types.is_dictionary(kind) else texts.cast(kind)
+        for name, column in {"a": texts, "b": of_kind}.items():
+            pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / f"{name}.parquet")
+        assert pyarrow.parquet.read_schema(tmp_path / "b.parquet").field("text").type == kind
+        np.testing.assert_array_equal(*(tokens(text_input(tmp_path / f"{name}.parquet")) for name in ("a", "b")))
+
     def test_parquet_with_checksums_of_pages(self, tmp_path):
         table = pyarrow.table({"text": [f"number {i}" for i in range(100)]})
         options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
