@@ -236,20 +236,21 @@ _UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".xz": lzm
 
 def _read_lines(file: SourceFile) -> Iterator[tuple[str, Any]]:
     """The lines of a file of JSON lines. A file of one array, as Alpaca's data, is read like one line for each item."""
-    path, number = str(file.path), 0
+    path, number, has_records = str(file.path), 0, False
     with _open_stream(file) as stream:
         while line := _read_checked(stream.readline, file, f" after line {number}"):
             number += 1
-            if number == 1 and _ARRAY.match(line):
-                yield from _read_array(line + _read_checked(stream.read, file, " after line 1"), file)
-            elif not line.isspace():
+            if not has_records and _ARRAY.match(line):
+                yield from _read_array(line + _read_checked(stream.read, file, f" after line {number}"), file)
+            elif line.removeprefix(BOM_UTF8).strip():
+                has_records = True
                 yield f"{path}, line {number}", line
 
 
 def _read_array(content: bytes, file: SourceFile) -> Iterator[tuple[str, Any]]:
     try:
         items = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         hint = "Write one object on each line, or one array of objects."
         raise DataError(f"{file.path} is not a JSON array: {error}.", hint) from None
     for number, item in enumerate(items):

@@ -162,6 +162,22 @@ class TestBadRecords:
             ["item", "3"],
         ]
 
+    @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+    @pytest.mark.parametrize(
+        "content", [b'{"text": "a"}\n\r\n{"text": "b"}\r\n', b'[{"text": "a"},\n\n {"text": "b"}]']
+    )
+    def test_blank_lines_are_no_records(self, tmp_path, mark, content):
+        (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n{"text": "b"}')
+        (tmp_path / "b.jsonl").write_bytes(mark + b" \r\n\n" + content)
+        (tmp_path / "marked.jsonl").write_bytes(mark)
+        lines = tokens(text_input(tmp_path / "a.jsonl"))
+        np.testing.assert_array_equal(tokens(text_input(tmp_path / "b.jsonl", tmp_path / "marked.jsonl")), lines)
+
+    def test_an_array_of_deep_nesting_is_an_error(self, tmp_path):
+        (tmp_path / "a.json").write_text('[{"text": "a", "more": ' + "[" * 100_000)
+        with pytest.raises(DataError, match="a.json is not a JSON array"):
+            text_input(tmp_path / "a.json").check_data()
+
     def test_an_array_that_does_not_end_is_an_error(self, tmp_path):
         (tmp_path / "a.json").write_text('[{"text": "good"},\n')
         with pytest.raises(DataError, match="a.json is not a JSON array"):
