@@ -147,21 +147,20 @@ class Reading:
         import pyarrow
         import pyarrow.parquet
 
+        path, number = str(file.path), None
         with _open_stream(file) as stream:
             try:
                 table = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
-            except (pyarrow.ArrowException, OSError) as error:
-                hint = "Set `format` as the file is, or download it again."
-                raise DataError(f"{file.path} is not a Parquet file: {error}", hint) from None
-            columns, path, number = self.columns(table.schema_arrow, file), str(file.path), 0
-            try:
+                columns, number = self.columns(table.schema_arrow, file), 0
                 for batch in table.iter_batches(_RECORDS_PER_READ, columns=columns):
+                    kinds = {field.name: field.type for field in batch.schema}
                     for record in batch.to_pylist():
-                        yield f"{path}, row {number}", record
+                        yield f"{path}, row {number}", {name: _decode(record[name], kinds[name]) for name in record}
                         number += 1
-            except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-                hint = "Download the file again."
-                raise DataError(f"{file.path} is damaged after row {number}: {error}", hint) from None
+            except (pyarrow.ArrowException, ValueError, RecursionError, OSError) as error:
+                problem = "is not a Parquet file" if number is None else f"is damaged after row {number}"
+                hint = "Set `format` as the file is, or download it again."
+                raise DataError(f"{path} {problem}: {error}", hint) from None
 
     def _read_array_records(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
         path = str(file.path)
@@ -232,6 +231,20 @@ def _unpack_zstd(stream: BinaryIO) -> Any:
 
 
 _UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _unpack_zstd}
+
+
+def _decode(value: Any, kind: Any) -> Any:
+    """A value of Parquet as JSON lines have it: decodes text of the type JSON, and drops the null fields of objects.
+
+    Parquet gives all objects of a column the same fields; those that an object does not have are null.
+    """
+    import pyarrow
+
+    if isinstance(value, dict):
+        return {field.name: _decode(value[field.name], field.type) for field in kind if value[field.name] is not None}
+    if isinstance(value, list) and not pyarrow.types.is_map(kind):
+        return [_decode(item, kind.value_type) for item in value]
+    return json.loads(value) if isinstance(kind, pyarrow.JsonType) and value is not None else value
 
 
 def _read_lines(file: SourceFile) -> Iterator[tuple[str, Any]]:

@@ -105,8 +105,7 @@ def local_copy(path: epath.Path, cache_dir: str | None) -> Path:
     address = os.fspath(path)
     if "://" not in address:
         return Path(address)
-    copy = Path(_temporary_directory().name if cache_dir is None else cache_dir).expanduser()
-    copy = copy / address.partition("://")[2]
+    copy = Path(cache_dir or _temporary_directory().name).expanduser() / address.partition("://")[2]
     if not copy.exists() or copy.stat().st_size != path.stat().length:
         copy_file(path, copy)
     return copy

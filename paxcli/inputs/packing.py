@@ -157,20 +157,16 @@ class PackedTokens:
 
 def first_fit(lengths: np.ndarray, room: int) -> np.ndarray:
     """The row of each piece, given its length [K]: the first one with enough space among the 64 opened last."""
-    rows, open_rows, free = np.empty(len(lengths), np.int64), [], []
-    num_rows = 0
+    rows, num_rows = np.empty(len(lengths), np.int64), 0
+    free: dict[int, int] = {}  # space in each open row, the oldest first
     for number, length in enumerate(lengths.tolist()):
-        slot = next((slot for slot, left in enumerate(free) if length <= left), len(free))
-        if slot == len(free):
-            open_rows.append(num_rows)
-            free.append(room)
-            num_rows += 1
-        rows[number] = open_rows[slot]
-        free[slot] -= length
-        if free[slot] == 0:
-            del free[slot], open_rows[slot]
+        row = next((row for row, left in free.items() if length <= left), num_rows)
+        rows[number], num_rows = row, max(num_rows, row + 1)
+        free[row] = free.get(row, room) - length
+        if free[row] == 0:
+            del free[row]
         elif len(free) > _OPEN_ROWS:
-            del free[0], open_rows[0]
+            del free[min(free)]
     return rows
 
 

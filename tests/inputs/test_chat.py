@@ -256,6 +256,45 @@ def test_variables_of_records_reach_the_template(suffix, tmp_path):
         chat_input(write(tmp_path / "b.jsonl", [{"messages": chat, "chat_template_kwargs": [1]}])).check_data()
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["list", "large-list"])
+@pytest.mark.parametrize("as_json", [False, True], ids=["structs", "json"])
+def test_tools_in_parquet_have_only_the_fields_of_their_own_record(as_json, large, tmp_path):
+    """Parquet gives all objects the same fields; Hugging Face's `datasets` writes text of the type JSON instead."""
+    template = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}"
+        "{{ m.tool_calls | tojson if m.tool_calls }}{% endgeneration %}{% endfor %}"
+    )
+    records = []
+    for name, value in {"city": "Bonn", "number": 3}.items():
+        call = {"function": {"name": "get", "arguments": {name: value}}}
+        parameters = {"type": "object", "properties": {name: {"type": type(value).__name__}}}
+        tools = [{"function": {"name": "get", "parameters": parameters}}]
+        records.append({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}], "tools": tools})
+    table = pyarrow.Table.from_pylist(records)
+    assert str(table.schema).count("number") > 2
+    make_list = pyarrow.large_list if large else pyarrow.list_
+    if as_json:
+        rows = [{name: [json.dumps(x) for x in record[name]] for name in record} for record in records]
+        kind = make_list(pyarrow.json_())
+        table = pyarrow.Table.from_pylist(rows).cast(pyarrow.schema({"messages": kind, "tools": kind}))
+    elif large:
+        fields = {field.name: make_list(field.type.value_type) for field in table.schema}
+        table = table.cast(pyarrow.schema(fields))
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    files = write(tmp_path / "a.jsonl", records), tmp_path / "a.parquet"
+    lines, rows = (chat_input(file, chat_template=template, seq_len=400).get_next() for file in files)
+    for name in lines:
+        np.testing.assert_array_equal(lines[name], rows[name])
+
+
+def test_json_in_parquet_that_is_none_is_an_error(tmp_path):
+    schema = pyarrow.schema({"messages": pyarrow.list_(pyarrow.json_())})
+    table = pyarrow.Table.from_pylist([{"messages": ["{"]}]).cast(schema)
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="a.parquet is damaged after row 0: Expecting"):
+        chat_input(tmp_path / "a.parquet").check_data()
+
+
 def test_files_of_other_formats_are_rejected(tmp_path):
     for name in ("a.txt", "a.bin"):
         with pytest.raises(ConfigError, match=f"{name} has no suffix"):
