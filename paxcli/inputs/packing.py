@@ -166,7 +166,7 @@ def first_fit(lengths: np.ndarray, room: int) -> np.ndarray:
         if free[row] == 0:
             del free[row]
         elif len(free) > _OPEN_ROWS:
-            del free[min(free)]
+            del free[next(iter(free))]
     return rows
 
 
