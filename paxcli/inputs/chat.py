@@ -147,8 +147,7 @@ class ChatInput(TextInput):
 
     def prompt_template(self) -> ChatTemplate:
         """The template that renders the conversations."""
-        date = datetime.datetime.fromisoformat(self.template_date)
-        return load_chat_template(self.chat_template, self.text_tokenizer, date)
+        return self.reading.of(self).template
 
     def _read_corpus(self) -> Corpus:
         for file in self._files:

@@ -144,7 +144,6 @@ class Reading:
         return [str(self.text_field)]
 
     def _read_rows(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
-        import pyarrow
         import pyarrow.parquet
 
         path, number = str(file.path), None

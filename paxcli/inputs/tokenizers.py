@@ -79,23 +79,46 @@ class Tokenizer(Protocol):
 TokenizerTemplate = Callable[[], Tokenizer]
 
 
-def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
+def count_bytes(tokenizer: Tokenizer, ids: np.ndarray, before: np.ndarray) -> int:
     """UTF-8 bytes of the text of ids [T], in which end tokens separate documents.
 
     An incomplete character at the start or end of `ids` counts as one byte, unless ids are bytes.
+
+    Args:
+      tokenizer: The tokenizer of the ids.
+      ids: The ids.
+      before: The id before each of them in its text, without which some tokenizers drop a space at the start of a part
+        of a document; -1 at the start of a text [T].
     """
     if isinstance(tokenizer, ByteTokenizer):
         return int(np.sum(ids > tokenizer.bos_id))
-    documents = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id) + 1)
-    texts = [tokenizer.decode(document) for document in documents]
-    # Elsewhere, the text itself has this character, of 3 bytes.
-    return sum(len(text.encode()) - 2 * (len(text) - len(text.strip("\ufffd"))) for text in texts)
+
+    def size(part: np.ndarray) -> int:
+        text = tokenizer.decode(part)
+        # Elsewhere, the text itself has this character, of 3 bytes.
+        return len(text.encode()) - 2 * (len(text) - len(text.strip("\ufffd")))
+
+    ends = np.flatnonzero(ids == tokenizer.eos_id) + 1
+    firsts = [part[:1][part[:1] >= 0] for part in np.split(before, ends)]
+    joined = map(np.append, firsts, np.split(ids, ends))
+    return sum(map(size, joined)) - sum(map(size, firsts))
 
 
 class TokenizerConfig(Configurable):
-    """Base class of the tokenizers that YAML and `--set` may name, by class or by a short form."""
+    """Base class of the tokenizers that YAML and `--set` may name, by class or by a short form.
+
+    Attributes:
+      required: Fields that must not be None when the tokenizer is built.
+    """
 
     short_forms = ("byte", "hf:DIR", "spm:FILE", "tiktoken:FILE")
+    required: tuple[str, ...] = ("path",)
+
+    def __post_init__(self) -> None:
+        for field in self.required:
+            if getattr(self, field) is None:
+                hint = f"Set it: --set tokenizer=hf:DIR, spm:FILE or tiktoken:FILE; or train_input.tokenizer.{field}."
+                raise ConfigError(f"The tokenizer has no {field}.", hint)
 
     @property
     def special_tokens_by_id(self) -> Mapping[int, str]:
@@ -142,6 +165,7 @@ class _NamedTokens(TokenizerConfig):
 class ByteTokenizer(TokenizerConfig):
     """UTF-8 bytes as ids, after `pad`, `eos` and `bos`. Needs no file."""
 
+    required = ()
     vocab_size = 259
     pad_id = 0
     eos_id = 1
@@ -172,10 +196,6 @@ class SentencePieceTokenizer(TokenizerConfig):
     """A SentencePiece model file (`*.model`). A recipe may leave the path unset, for the user to set."""
 
     path: TokenizerFile = None
-
-    def __post_init__(self) -> None:
-        if self.path is None:
-            raise ConfigError("The tokenizer has no path.", "Set it: --set tokenizer=spm:FILE.")
 
     @functools.cached_property
     def _model(self) -> Any:
@@ -227,16 +247,12 @@ class HuggingFaceTokenizer(_NamedTokens):
     `path` and `eos_token` are required; None only until they are set.
     """
 
+    required = ("path", "eos_token")
+
     path: TokenizerFile = None
     eos_token: str | None = None
     bos_token: str | None = None
     pad_token: str | None = None
-
-    def __post_init__(self) -> None:
-        for field in ("path", "eos_token"):
-            if getattr(self, field) is None:
-                hint = f"Set it: --set tokenizer=hf:DIR, with its files; or --set train_input.tokenizer.{field}=…."
-                raise ConfigError(f"The tokenizer has no {field}.", hint)
 
     @functools.cached_property
     def _model(self) -> Any:
@@ -292,10 +308,6 @@ class TiktokenTokenizer(_NamedTokens):
     bos_token: str | None = "<|begin_of_text|>"
 
     pad_id = 0
-
-    def __post_init__(self) -> None:
-        if self.path is None:
-            raise ConfigError("The tokenizer has no path.", "Set it: --set tokenizer=tiktoken:FILE.")
 
     @functools.cached_property
     def _model(self) -> Any:

@@ -85,9 +85,10 @@ def _count(batch: NestedMap, tokenizer: Tokenizer | None) -> Counter[str]:
     """Counts of this process's part of a batch: examples, tokens, and the targets and bytes of text of its labels."""
     counts: Counter[str] = Counter({name: int(count) for name, count in _count_examples(batch).items()})
     if tokenizer is not None and "labels" in batch:
-        for labels, weights in zip(batch.labels, batch.weights, strict=True):
-            targets = labels[weights > 0]
-            counts.update({_TARGETS: len(targets), _BYTES: count_bytes(tokenizer, targets)})
+        for ids, labels, weights in zip(batch.ids, batch.labels, batch.weights, strict=True):
+            kept = weights > 0
+            before = np.where(np.append(True, kept[:-1]), ids, -1)  # what follows a prompt is a text of its own
+            counts.update({_TARGETS: int(kept.sum()), _BYTES: count_bytes(tokenizer, labels[kept], before[kept])})
     return counts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -13,11 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 
 import paxcli as pax
 from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.tokenizers import ByteTokenizer, count_bytes
+from paxcli.inputs.text import TextInput
+from paxcli.inputs.tokenizers import ByteTokenizer, SentencePieceTokenizer, count_bytes
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.metrics.text import values_text
 from paxcli.nested_map import NestedMap
@@ -114,10 +117,10 @@ def test_a_loss_that_is_the_log_perplexity_is_shown_once() -> None:
 @pytest.mark.parametrize("text", ["", "plain", "µ€😀", "two\x00documents"])
 def test_bytes_of_text(text: str) -> None:
     ids = np.concatenate([np.append(ByteTokenizer().encode(part), 1) for part in text.split("\x00")])
-    assert count_bytes(ByteTokenizer(), ids) == len(text.replace("\x00", "").encode())
-    assert count_bytes(ByteTokenizer(), ids[:2]) + count_bytes(ByteTokenizer(), ids[2:]) == sum(
-        ids > 2
-    )  # cut characters
+    before = np.append(-1, ids[:-1])
+    assert count_bytes(ByteTokenizer(), ids, before) == len(text.replace("\x00", "").encode())
+    halves = (slice(2), slice(2, None))  # cut characters
+    assert sum(count_bytes(ByteTokenizer(), ids[half], before[half]) for half in halves) == sum(ids > 2)
 
 
 class Pieces:
@@ -129,7 +132,49 @@ class Pieces:
 def test_a_replacement_character_of_the_text_has_its_three_bytes() -> None:
     text = "a\ufffdb"
     ids = np.append(ByteTokenizer().encode(text), [1, *ByteTokenizer().encode("µ")[:1]])
-    assert count_bytes(Pieces(), ids) == len(text.encode()) + 1  # the last character is incomplete
+    before = np.append(-1, ids[:-1])
+    assert count_bytes(Pieces(), ids, before) == len(text.encode()) + 1  # the last character is incomplete
+
+
+@pytest.mark.parametrize("bos_id", [-1, 3])
+@pytest.mark.parametrize("seq_len", [5, 64])
+@pytest.mark.parametrize("packing", ["concat", "first_fit"])
+def test_spaces_where_rows_and_documents_begin_are_counted(
+    bos_id: int, seq_len: int, packing: str, tmp_path: pathlib.Path
+) -> None:
+    """SentencePiece drops the space at the start of what it decodes: the bytes of many rows were too few."""
+    texts = [f"{i} bottles of größe {i} hang on the wall, and {'of ' * (i % 5)}others" for i in range(30)]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 2),
+        model_writer=model,
+        vocab_size=120,
+        hard_vocab_limit=False,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": bos_id, "minloglevel": 2},
+    )
+    (tmp_path / "a.model").write_bytes(model.getvalue())
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = SentencePieceTokenizer(path=str(tmp_path / "a.model"))
+    epoch: dict[str, Any] = {"reset_for_eval": True, "eval_loop_num_batches": None, "batch_size": 4}
+    source = TextInput(
+        files=[str(tmp_path / "a.jsonl")], tokenizer=lambda: tokenizer, seq_len=seq_len, packing=packing, **epoch
+    )
+    counts = sum((evaluate._count(batch, tokenizer) for batch in source.eval_batches()), Counter[str]())
+    # Without BOS, the first token of a document is no target.
+    first = 0 if bos_id >= 0 else sum(len(tokenizer.decode(tokenizer.encode(text)[:1]).encode()) for text in texts)
+    assert counts["bytes"] == sum(len(text.encode()) for text in texts) - first
+
+
+def test_an_answer_begins_with_the_space_that_its_tokenizer_adds() -> None:
+    """The answer of a SeqIO task is tokenized alone; the space before its first word is not in its text."""
+
+    class Words(Pieces):
+        def decode(self, ids: np.ndarray) -> str:
+            return "".join(f" word{i}" for i in ids if i > 1)[1:]
+
+    ids, labels = np.array([[0, 5, 6, 7]]), np.array([[5, 6, 7, 1]])
+    batch = NestedMap(ids=ids, labels=labels, weights=np.array([[0.0, 1.0, 1.0, 1.0]]))
+    assert evaluate._count(batch, Words())["bytes"] == len("word6 word7")  # pyrefly: ignore
 
 
 def test_processes_that_read_the_same_rows_count_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
