@@ -24,14 +24,15 @@ _INFINITE = 2**48
 class MixtureInput(RandomAccessInput):
     """Interleaves rows of several inputs in fixed proportions.
 
-    Any n consecutive rows have n * proportion rows of each input, to within one or two. The row at each position is a
-    function of the position alone, so a mixture can resume on any number of hosts. Each input restarts at its own end.
-    An epoch (`reset_for_eval`) is all rows of all inputs, one input after another, without proportions.
+    Any n consecutive rows have n * proportion rows of each input, to within one or two. Proportions are those of the
+    weights as multiples of the smallest, rounded down to hundredths. The row at each position is a function of the
+    position alone, so a mixture can resume on any number of hosts. Each input restarts at its own end. An epoch
+    (`reset_for_eval`) is all rows of all inputs, one input after another, without proportions.
 
     Args:
       inputs: The inputs. They take batch size, training and eval fields from the mixture, and also seed, seq_len and
         vocab_size where these are not set.
-      weights: The weight of each input; only their ratios matter.
+      weights: The weight of each input; only their ratios matter. [0.3, 0.7] are 1 and 2.33.
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
       vocab_size: The model's vocabulary size. None: the trainer sets it.
     """

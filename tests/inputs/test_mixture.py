@@ -35,6 +35,12 @@ def test_every_interval_has_the_proportions(letters, weights):
         assert abs(share_of_b(data, 10) - expected) <= 0.02
 
 
+def test_proportions_are_hundredths_of_the_smallest_weight(letters):
+    data = mixture(letters, [0.3, 0.7], is_training=True)
+    of_b = np.count_nonzero(data.order(np.arange(100_000)) % 2)
+    assert abs(of_b - 100_000 * 2.33 / 3.33) <= 1
+
+
 def test_an_epoch_is_every_row_once(letters):
     data = mixture(letters, [1, 1], reset_for_eval=True, eval_loop_num_batches=None)
     ids = np.concatenate([batch.ids[batch.weights > 0] for batch in data.eval_batches()])
