@@ -97,7 +97,7 @@ class TextInput(RandomAccessInput):
         import grain.experimental  # noqa: F401
 
         self.validate()
-        self.num_rows()
+        self.data_fingerprint()  # of all its rows
 
     def describe_data(self) -> str:
         if not self._names_token_files():

@@ -97,6 +97,10 @@ def test_pairs_of_several_files_are_mixed(tmp_path: pathlib.Path) -> None:
             {"prompt": "a", "chosen": 3, "rejected": "b"},
             r"a\.jsonl, line 2, message 1 has `content` of type int, not text",
         ),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": 3},
+            r"a\.jsonl, line 2, message 1 has `content` of type int, not text",
+        ),
         ({"chosen": [say("user", "a")], "rejected": "b"}, r"a\.jsonl, line 2 has no assistant message"),
         (
             {"question": "a", "chosen": "b", "rejected": "c"},
