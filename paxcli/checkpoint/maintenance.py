@@ -126,15 +126,14 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
     source = resolve_path(run_dir)  # the glob of epath would take wildcards in its name for a pattern
     found = [file for pattern in _RUN_FILES for path in source.glob(pattern) for file in files_in(epath.Path(path))]
-    files = {file: target / file.relative_to(source) for file in found}
-    for file, copy in files.items():
-        if copy.exists() and copy.read_bytes() != file.read_bytes():
-            raise ConfigError(f"{target} is another run: its {file.relative_to(source)} differs.", hint)
+    for name in [file.relative_to(source) for file in found]:
+        if (target / name).exists() and (target / name).read_bytes() != (source / name).read_bytes():
+            raise ConfigError(f"{target} is another run: its {name} differs.", hint)
     if dry_run:
         return [_info(_step_dir(run_dir, step)) for step in chosen]
     (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    for file, copy in files.items():
-        copy_file(file, copy)
+    for file in found:
+        copy_file(file, target / file.relative_to(source))
     return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
 
 
@@ -184,8 +183,7 @@ def _chunks(arrays: dict[str, jax.ShapeDtypeStruct]) -> Iterator[dict[str, jax.S
 def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
     """Copies one checkpoint; an interrupted copy leaves a directory that is not taken for a checkpoint."""
     partial = folder / f".copying-{source.name}"
-    if partial.exists():
-        partial.rmtree()
+    partial.rmtree(missing_ok=True)
     for path in sorted(files_in(source), key=lambda path: path.name in _COMMIT_FILES):
         copy_file(path, partial / path.relative_to(source))
     rename_durably(partial, folder / source.name)

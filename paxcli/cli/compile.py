@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import yaml
 
-import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
-from paxcli.cli.output import fail_with_result, say_result
+from paxcli.cli.output import fail_with_result, say, say_result
 from paxcli.cli.runs import load_recipe
-from paxcli.errors import ConfigError
+from paxcli.config.paths import replace_text
+from paxcli.errors import ConfigError, MissingError, first_line, machine_fault
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +76,7 @@ def compile(
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)
-    from paxcli.programs.ahead_of_time import target_of
+    from paxcli.programs.ahead_of_time import compile_ahead, describe_shortage, target_of
     from paxcli.programs.estimate import find_rates
 
     target = target_of(resolved.config, topology, slices)
@@ -86,13 +86,22 @@ def compile(
     if search:
         return _search(resolved, target, what, save, as_json)
     with _waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
-        compiled = pax.compile(resolved, topology, slices, step, save)
+        compiled = compile_ahead(resolved.config, target, step, save)
     report = {"recipe": resolved.name} | compiled.report
-    if hlo and compiled.text:
-        hlo.write_text(compiled.text)
+    text = _text(report, what) + (_explain(report) if explain else "") if report["fits"] else ""
+    try:
+        if hlo and compiled.text:
+            replace_text(hlo, compiled.text)
+    except OSError as error:
+        if text and not as_json:  # it took minutes
+            say(text)
+        fault = machine_fault(error) or first_line(error)
+        fail_with_result(report, MissingError(f"Cannot write {hlo}: {fault}.", "Choose another file."), as_json)
     if not report["fits"]:
-        _refuse(report, what, as_json)
-    say_result(report, _text(report, what) + (_explain(report) if explain else ""), as_json)
+        hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
+        problem = f"{resolved.name} does not fit on {what}: {describe_shortage(report)}."
+        fail_with_result(report, ConfigError(problem, hint), as_json)
+    say_result(report, text, as_json)
 
 
 @contextlib.contextmanager
@@ -120,14 +129,6 @@ def _explain(report: dict[str, Any]) -> str:
     return "\n".join(["", *bounds, "largest parts of the step:", *parts])
 
 
-def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
-    from paxcli.programs.ahead_of_time import describe_shortage
-
-    hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
-    problem = f"{report['recipe']} does not fit on {what}: {describe_shortage(report)}."
-    fail_with_result(report, ConfigError(problem, hint), as_json)
-
-
 def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: bool) -> None:
     from paxcli.config.render import value_text
     from paxcli.programs.search import Trial, search
@@ -137,7 +138,7 @@ def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: b
         def on_trial(trial: Trial, best: Trial) -> None:
             console.print(_line(trial.settings, trial.report), markup=False)
             if save and best.report["fits"]:  # now, since the search may be interrupted
-                save.write_text(yaml.safe_dump(best.settings, sort_keys=False))
+                replace_text(save, yaml.safe_dump(best.settings, sort_keys=False))
 
         trials = search(resolved.config, target, on_trial)
     ranked = [{"settings": trial.settings} | trial.report for trial in trials]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from paxcli.config.bucket import repeat
 
@@ -31,31 +34,47 @@ def size_and_time(path: os.PathLike[str]) -> tuple[int, float | None]:
 
 
 def replace_text(path: str | os.PathLike[str], text: str) -> None:
-    """Replaces a file atomically: after a kill or a power failure it has the old text or the new one, never a part."""
-    name = os.fspath(path)
-    if "://" in name:
+    """Replaces a file by text in UTF-8, as `replace_bytes` does."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replaces a file atomically: after a kill or a power failure it has the old content or the new, never a part.
+
+    An error names the file, which is then unchanged. A device or a pipe is not replaced: the content is written to it.
+    """
+    if "://" in os.fspath(path) or (os.path.exists(path) and not os.path.isfile(path)):
         from etils import epath
 
-        repeat(epath.Path(path).write_text)(text)  # an upload is atomic
+        repeat(epath.Path(path).write_bytes)(content)  # an upload is atomic
         return
-    temporary = f"{name}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, name)
-    sync(os.path.dirname(name) or ".")  # makes the rename durable
+    with _replacement(path, ".tmp") as temporary:
+        temporary.write_bytes(content)
 
 
 def copy_file(source: str | os.PathLike[str], copy: str | os.PathLike[str]) -> None:
-    """Copies a file atomically, and makes the directories of the copy. Both may be in buckets."""
-    final, is_remote = resolve_path(copy), "://" in os.fspath(copy)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final if is_remote else final.with_name(f"{final.name}.{os.getpid()}.tmp")  # an upload is atomic
-    with resolve_path(source).open("rb") as old, partial.open("wb") as new:
+    """Copies a file, to a bucket or as atomically as `replace_bytes`, and makes the directories of the copy."""
+    place: Any = contextlib.nullcontext(resolve_path(copy))
+    if "://" not in os.fspath(copy):
+        place = _replacement(copy, f".{os.getpid()}.tmp")  # other processes may copy it too
+    resolve_path(copy).parent.mkdir(parents=True, exist_ok=True)
+    with resolve_path(source).open("rb") as old, place as path, path.open("wb") as new:
         shutil.copyfileobj(old, new, 1 << 22)
-    if not is_remote:
-        partial.replace(final)
+
+
+@contextlib.contextmanager
+def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
+    """A temporary file with another suffix that replaces `path` at the end; an error deletes it, and names `path`."""
+    target = os.path.realpath(path)  # that of a link
+    temporary = Path(f"{target}{suffix}")
+    try:
+        yield temporary
+        sync(temporary)
+        rename_durably(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = os.fspath(path)
+        raise
 
 
 def sync(path: str | os.PathLike[str]) -> None:
@@ -69,10 +88,13 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(opened)
 
 
-def rename_durably(directory: os.PathLike[str], target: os.PathLike[str]) -> None:
-    """Renames a directory. After a power failure, `target` has everything or does not exist; not so in a bucket."""
-    for folder, _, files in os.walk(directory, topdown=False):
+def rename_durably(path: os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Renames a directory, or a file that is on the disk already (`sync`).
+
+    After a power failure, `target` has everything, or is unchanged; not so in a bucket.
+    """
+    for folder, _, files in os.walk(path, topdown=False):
         for name in (*files, ""):
             sync(os.path.join(folder, name))
-    resolve_path(directory).rename(target)
-    sync(os.path.dirname(target))
+    resolve_path(path).rename(target)
+    sync(os.path.dirname(target) or ".")  # makes the rename durable

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import glob
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etils import epath
 
+from paxcli.config.paths import replace_bytes
 from paxcli.errors import ConfigError, DataError, MissingError, names_hint
 from paxcli.metrics.writers import TRAIN, read_lines
 
@@ -158,7 +159,7 @@ def save_figure(figure: Figure, path: epath.PathLike) -> None:
     figure.savefig(image, format=path.suffix[1:])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image.getvalue())
+        replace_bytes(path, image.getvalue())
     except OSError as error:
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error
 

@@ -7,6 +7,7 @@ recipe, which has to be the same. Load only files that you made yourself: an exe
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import zipfile
 import zlib
@@ -19,6 +20,7 @@ import jax
 
 import paxcli
 from paxcli.config.fields import Mark
+from paxcli.config.paths import replace_bytes
 from paxcli.config.render import config_text
 from paxcli.config.tree import is_at_or_below, marked_paths
 from paxcli.config.values import changed_lines, diff, plain_values
@@ -47,12 +49,15 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled)
 
     Raises:
       ConfigError: The step cannot be serialized.
+      OSError: The file cannot be written, and is unchanged.
     """
     program = SerializedProgram.of(compiled)
     manifest = {"made_for": list_dependencies(session), **program.facts, "recipe": config_text(session.config)}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(_MANIFEST, json.dumps(manifest, indent=1))
         file.writestr(_EXECUTABLE, program.executable)
+    replace_bytes(path, content.getvalue())
 
 
 def load_executable(path: Path, session: Session) -> TrainStep:

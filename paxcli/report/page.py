@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from paxcli import __version__
-from paxcli.config.paths import replace_text
+from paxcli.config.paths import replace_bytes
 from paxcli.errors import MissingError
 from paxcli.metrics.curves import few_digits
 from paxcli.metrics.goodput import CAUSES
@@ -74,15 +74,15 @@ def write_page(template: str, path: epath.PathLike, dry_run: bool = False, **val
     environment.filters |= {"number": _number, "share": "{:.1%}".format}
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     page = environment.get_template(template).render(version=__version__, written=written, **values)
-    page = page.encode(errors="backslashreplace").decode()  # the run's command may have had bytes that are not UTF-8
+    content = page.encode(errors="backslashreplace")  # the run's command may have had bytes that are not UTF-8
     path = epath.Path(path)
     try:
         if not dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, page)
+            replace_bytes(path, content)
     except OSError as error:
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
-    return len(page.encode())
+    return len(content)
 
 
 def _plotly() -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 import typer
@@ -37,6 +38,19 @@ def test_one_run_gets_its_picture_in_the_run_directory(run_dirs, tmp_path, capsy
     assert "a: loss by step" in out and "a: log_pplx by step" in out
     assert out.endswith("Wrote runs/a/loss.png\n")
     assert "\x1b" not in out and err == ""
+
+
+def test_a_full_disk_leaves_the_picture_before(run_dirs, tmp_path, capsys):
+    assert _plot("runs/a") == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "runs/a").iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # no file may be larger
+    try:
+        assert _plot("runs/a", "--smoothing", "0.5") == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "Cannot write runs/a/loss.png: File too large." in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "runs/a").iterdir()} == before
 
 
 def test_an_axis_without_a_logarithm_and_a_metric_of_a_parameter(run_dirs, tmp_path, capsys):

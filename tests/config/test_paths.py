@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
+import resource
+import threading
 
 import pytest
 
-from paxcli.config.paths import replace_text
+from paxcli.config.paths import replace_bytes, replace_text
 
 
-@pytest.mark.parametrize("interrupted", ["fsync", "replace"])
+@pytest.mark.parametrize("interrupted", ["fsync", "rename"])
 def test_an_interrupted_replacement_leaves_the_old_text(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
 ) -> None:
@@ -28,3 +30,34 @@ def test_data_and_directory_are_synced(tmp_path: pathlib.Path, monkeypatch: pyte
     replace_text(tmp_path / "a", "é")
     assert synced == [str(tmp_path / "a.tmp"), str(tmp_path)]
     assert (tmp_path / "a").read_bytes() == "é".encode()
+
+
+def test_a_write_that_fails_changes_nothing_and_names_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "plot.png"
+    replace_bytes(path, b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # no file may be larger
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            replace_bytes(path, bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"plot.png": b"old"}
+
+
+def test_a_pipe_takes_the_content_and_stays_one(tmp_path: pathlib.Path) -> None:
+    """So does a device: root's `--out /dev/null` must not replace it."""
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    replace_bytes(pipe, b"text")
+    reader.join(10)
+    assert read == [b"text"] and pipe.is_fifo()
+
+
+def test_of_a_link_the_file_is_replaced(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "link").symlink_to("file")
+    replace_bytes(tmp_path / "link", b"text")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"text"

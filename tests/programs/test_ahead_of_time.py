@@ -157,6 +157,13 @@ def test_the_decode_step_is_the_program_that_decoding_runs(pax, tmp_path) -> Non
     assert "stack/layers_0/" in text and "stack/layers_1/" in text and "stack/layers/" not in text
 
 
+def test_a_full_disk_does_not_lose_the_report(pax) -> None:
+    done = pax("compile", "tiny", "--topology=cpu:1", "--set=num_layers=1", "--step=eval", "--hlo=/dev/full", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 3 and report["fits"]
+    assert report["error"]["message"] == "Cannot write /dev/full: no space left on the device."
+
+
 @needs_libtpu
 def test_the_error_says_how_much_memory_is_missing(pax) -> None:
     much = ("--set", "task.train.percore_batch_size=65536", "--set", "train_input=SyntheticInput")
