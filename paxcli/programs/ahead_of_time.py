@@ -104,8 +104,7 @@ def compile_ahead(
     if save is not None and target.gpu is not None:
         hint = f"Compile it there, with `--topology gpu:{target.shape[0]}`."
         raise ConfigError("--save needs the GPUs: only on a machine with them does XLA autotune its kernels.", hint)
-    set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
-    with _no_compilation_cache(), open_session(config, target.devices()) as session:
+    with _no_compilation_cache(), open_on_target(config, target) as session:
         options: dict[str, Any] = session.compiler_options
         began = time.perf_counter()
         lowered = _lower(session, step)
@@ -128,6 +127,12 @@ def compile_ahead(
         if save is not None:
             save_executable(save, session, compiled)
     return Compiled(report, text)
+
+
+def open_on_target(config: fdl.Config[Experiment], target: CompileTarget) -> contextlib.AbstractContextManager[Session]:
+    """A session (`open_session`) on a target's devices. libtpu reads its options once, when it describes the first."""
+    set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
+    return open_session(config, target.devices())
 
 
 def describe_shortage(report: dict[str, Any]) -> str:

@@ -24,11 +24,11 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.remat import RematPolicy
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
-from paxcli.programs.ahead_of_time import compile_ahead
+from paxcli.programs.ahead_of_time import compile_ahead, open_on_target
 from paxcli.programs.estimate import MeshCosts, Work, count_work, find_rates, measure_mesh
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
-from paxcli.training.session import Session, open_session
+from paxcli.training.session import Session
 
 _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
 _QKV = ("query", "key", "value")
@@ -155,7 +155,7 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
     session_of: dict[int, Session] = {}
     for mesh in ({}, *_meshes(config, target)):
         try:
-            with open_session(_with(config, mesh), target.devices()) as session:
+            with open_on_target(_with(config, mesh), target) as session:
                 costs = measure_mesh(session, target)
         except ConfigError:
             if not mesh:

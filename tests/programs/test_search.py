@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 
 import pytest
 import yaml
@@ -84,6 +85,21 @@ def test_messages_about_each_variant_are_left_out(monkeypatch, caplog) -> None:
         assert "does not divide over" not in caplog.text
         logging.getLogger("paxcli").info("a message after it")
     assert "a message after it" in caplog.text
+
+
+def test_libtpu_has_its_options_before_the_estimates_start_it(monkeypatch) -> None:
+    """It reads them once, at its start: later ones would have no effect on the variants that are compiled."""
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
+    seen = []
+
+    def devices(target):
+        seen.append(os.environ["LIBTPU_INIT_ARGS"])
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(topologies.CompileTarget, "devices", devices)
+    with pytest.raises(ConfigError, match="enough"):
+        searched(monkeypatch, "mesh.libtpu_options={xla_tpu_scoped_vmem_limit_kib: 65536}")
+    assert seen == ["--xla_tpu_scoped_vmem_limit_kib=65536"]
 
 
 def test_settings_that_fit_are_found_for_a_recipe_that_does_not(monkeypatch) -> None:
