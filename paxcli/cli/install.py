@@ -17,7 +17,7 @@ from paxcli.cli.provision import find, say_commands
 from paxcli.cloud import install as remote
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud
-from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
+from paxcli.cloud.package import Package, detect_extra, lasting_commands, local_commands, make_package
 from paxcli.cloud.values import check_worker
 from paxcli.cloud.workers import find_workers, select
 from paxcli.errors import ConfigError, MissingError, RemoteError
@@ -65,7 +65,7 @@ def install(
         if target is None:
             _install_here(package, venv, Path(folder), chosen, dry_run, as_json)
         elif dry_run:
-            say_commands(remote.install_commands(target, package, node, index), as_json)
+            say_commands(lasting_commands(remote.install_commands(target, package, node, index), Path(folder)), as_json)
         else:
             _install_there(target, node, index, package, as_json)
 
@@ -75,7 +75,7 @@ def _install_here(package: Package, venv: Path | None, folder: Path, extra: str,
     place = venv or active or Path.home() / ".pax" / "venv"
     lines = local_commands(package, place, folder)
     if dry_run:
-        return say_commands(lines, as_json)
+        return say_commands(lasting_commands(lines, folder), as_json)
     log.info("installing for %s into %s", extra, place)
     for argv in lines:
         done = subprocess.run(argv, stdout=sys.stderr, env={**os.environ, "PYTHONNOUSERSITE": "1"})

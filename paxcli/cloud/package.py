@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,24 @@ def local_commands(package: Package, venv: Path, ship: Path) -> list[list[str]]:
     if python.exists():
         return [pip]
     return [[sys.executable, "-m", "venv", str(venv)], pip]
+
+
+def lasting_commands(lines: list[list[str]], folder: Path) -> list[list[str]]:
+    """The commands of a dry run, to be run by hand: with other files than those in its temporary folder.
+
+    Commands before them build the wheel in the working directory, and write the constraints outside a checkout.
+    """
+    before, pins = [], _CHECKOUT / "constraints.txt"
+    if not pins.exists():
+        pins = Path("constraints.txt")
+        before.append(["sh", "-c", f"{shlex.quote(sys.executable)} -m pip freeze --exclude paxcli > {pins}"])
+    if any(f"{folder}/paxcli" in word for argv in lines for word in argv):
+        before.append([sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", ".", str(_CHECKOUT)])
+
+    def lasting(word: str) -> str:
+        return word.replace(f"{folder}/constraints.txt", str(pins)).replace(f"{folder}/", "./")
+
+    return before + [[lasting(word) for word in argv] for argv in lines]
 
 
 def _constraints() -> str:

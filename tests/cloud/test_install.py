@@ -65,6 +65,19 @@ def test_a_local_install_is_two_commands(tmp_path):
     assert pip[1:4] == ["-m", "pip", "install"] and pip[-1] == "paxcli[cuda12]==1.0"
 
 
+def test_a_dry_run_names_files_that_the_user_has_or_makes(pax_here, tmp_path, monkeypatch):
+    words = ("install", "--for", "cpu", "--venv", str(tmp_path / "venv"), "--dry-run", "--json")
+    build, venv, pip = json.loads(pax_here(*words).stdout)["commands"]
+    assert build[1:] == ["-m", "pip", "wheel", "--no-deps", "--wheel-dir", ".", str(ROOT)]
+    wheel = f"./paxcli-{paxcli.__version__}-py3-none-any.whl"
+    assert pip[-3:] == ["--constraint", str(ROOT / "constraints.txt"), wheel]
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr("paxcli.cloud.package._CHECKOUT", tmp_path)  # as installed from git: it has no constraints
+    freeze, _, pip = json.loads(pax_here(*words, "--from", "git:https://x.org/y@main").stdout)["commands"]
+    assert freeze[:2] == ["sh", "-c"] and freeze[2].endswith("-m pip freeze --exclude paxcli > constraints.txt")
+    assert pip[-3:] == ["--constraint", "constraints.txt", "paxcli @ git+https://x.org/y@main"]
+
+
 @pytest.mark.parametrize(
     ("pci", "driver", "extra"),
     [
