@@ -79,10 +79,9 @@ def _one_file(pattern: str, path: epath.Path) -> list[SourceFile]:
 
 
 def _files_below(pattern: str, root: epath.Path, matches: Iterable[epath.Path]) -> list[SourceFile]:
-    files = [SourceFile(match.relative_to(root).as_posix(), match) for match in matches if not match.is_dir()]
-    if not files:
-        raise DataError(f"No file matches {pattern}.", _PATH_HINT)
-    return files
+    if files := [SourceFile(match.relative_to(root).as_posix(), match) for match in matches if not match.is_dir()]:
+        return files
+    raise DataError(f"No file matches {pattern}.", _PATH_HINT)
 
 
 def _split_at_wildcard(path: str) -> tuple[str, str]:

@@ -168,10 +168,9 @@ def _read_lines(run_dir: epath.Path, sample: bool) -> list[dict[str, Any]]:
     path = run_dir / FILE_NAME
     if not path.exists():
         raise DataError(f"{run_dir} has no {FILE_NAME}.", "Give the run directory that `pax train` wrote.")
-    lines = list(read_lines(path, sample))
-    if not lines:
-        raise DataError(f"{path} has no metrics yet.", "Wait for the run's first logged step.")
-    return lines
+    if lines := list(read_lines(path, sample)):
+        return lines
+    raise DataError(f"{path} has no metrics yet.", "Wait for the run's first logged step.")
 
 
 def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str, smoothing: float, log: str) -> int:

@@ -27,9 +27,15 @@ _BLOCK_BYTES = 1 << 20
 _NUM_SAMPLES = 20_000
 _FLUSH_SECONDS = 5
 _EVENTS = "pax-events"
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and infinity, as `JsonlWriter` writes them
-
 MetricValues = Mapping[str, float | int | None]
+
+
+def _known(number: str) -> float | None:
+    """The value of a number in JSON; None for NaN, infinity and 1e999, as `JsonlWriter` writes them."""
+    return value if math.isfinite(value := float(number)) else None
+
+
+_DECODER = json.JSONDecoder(parse_constant=_known, parse_float=_known)
 
 
 class Writer(Protocol):

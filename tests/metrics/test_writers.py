@@ -113,6 +113,14 @@ def test_a_line_that_somebody_changed_is_named(tmp_path, line):
         next(lines)
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999"])
+def test_a_number_that_is_not_finite_is_none(tmp_path, number):
+    """JSON's grammar has 1e999, which Python reads as infinity: strict JSON and charts have no place for it."""
+    path = epath.Path(tmp_path / "metrics.jsonl")
+    path.write_text(f'{{"step": 1, "split": "train", "loss": {number}, "mfu": 1e-3}}\n')
+    assert list(read_lines(path)) == [{"step": 1, "split": "train", "loss": None, "mfu": 0.001}]
+
+
 def test_a_byte_order_mark_before_the_first_line_is_not_part_of_it(tmp_path):
     path = epath.Path(tmp_path / "metrics.jsonl")
     path.write_text('\ufeff{"step": 1, "split": "train"}\n{"step": 2, "split": "train"}\n')
