@@ -70,7 +70,8 @@ class MergedTensors:
             product = (*b[:1], *a[1:])[:: -1 if self._is_transposed(name) else 1]
             if parts.keys() != {_FULL} and (shape != product or parts.keys() - {_A, _B, _MAGNITUDE, _FULL}):
                 problem = f"The adapter in {folder} does not fit `{name}`: its parts {sorted(parts)} make {product}"
-                hint = f"Its base is {self._config.get('base_model_name_or_path')}. {_MERGE}"
+                base_name = self._config.get("base_model_name_or_path")  # null if the base was in memory
+                hint = f"Its base is {base_name}. {_MERGE}" if base_name else _MERGE
                 raise DataError(f"{problem}, and the model has {shape or 'no such tensor'}.", hint)
 
     def __getitem__(self, name: str) -> np.ndarray:

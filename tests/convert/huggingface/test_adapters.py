@@ -178,8 +178,9 @@ def test_adapters_that_cannot_be_merged(tmp_path: pathlib.Path) -> None:
             pax.import_weights(base, tmp_path / "run", adapter=other)
     with pytest.raises(
         DataError, match=r"does not fit `model.layers.0.self_attn.k_proj.weight`.*\(16, 32\).*\(32, 32\)"
-    ):
+    ) as error:
         pax.import_weights(write_directory(tmp_path / "other", "llama2"), tmp_path / "run", adapter=adapter)
+    assert str(error.value.hint).startswith("Merge it into its base")  # its name is null in the adapter's config
     tensors = load_file(adapter / "adapter_model.safetensors")
     del tensors["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
     save_file(tensors, adapter / "adapter_model.safetensors")
