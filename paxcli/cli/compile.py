@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
-from paxcli.cli.output import fail_with_result, say, say_result
+from paxcli.cli.output import fail_with_result, say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, MissingError, first_line, machine_fault
@@ -93,14 +93,12 @@ def compile(
         if hlo and compiled.text:
             replace_text(hlo, compiled.text)
     except OSError as error:
-        if text and not as_json:  # it took minutes
-            say(text)
         fault = machine_fault(error) or first_line(error)
-        fail_with_result(report, MissingError(f"Cannot write {hlo}: {fault}.", "Choose another file."), as_json)
+        fail_with_result(report, text, MissingError(f"Cannot write {hlo}: {fault}.", "Choose another file."), as_json)
     if not report["fits"]:
         hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
         problem = f"{resolved.name} does not fit on {what}: {describe_shortage(report)}."
-        fail_with_result(report, ConfigError(problem, hint), as_json)
+        fail_with_result(report, text, ConfigError(problem, hint), as_json)
     say_result(report, text, as_json)
 
 

@@ -86,9 +86,8 @@ def decode(
     if interactive:
         return _chat(run, max_tokens, settings)
     printer = None if as_json or not sys.stdout.isatty() else _Printer()
-    metrics = {}
     if rows:
-        generations = run.generate(rows, max_tokens, on_text=printer, **settings)
+        generations, metrics = run.generate(rows, max_tokens, on_text=printer, **settings), {}
     else:
         generations, metrics = run.generate_from_inputs(max_tokens=max_tokens, on_text=printer, **settings)
     if printer is None:

@@ -79,10 +79,9 @@ def doctor(as_json: JsonOption = False) -> None:
         error = MissingError(f"Not installed: {', '.join(missing)}.", f"pip install {' '.join(missing)}")
     elif problem:
         error = MissingError(problem, "JAX_PLATFORMS=cpu makes JAX use only the CPU.")
-    if not (error and as_json):
-        say_result(result, _text(result), as_json)
     if error:
-        fail_with_result(result, error, as_json)
+        fail_with_result(result, _text(result), error, as_json)
+    say_result(result, _text(result), as_json)
 
 
 def _version(name: str) -> str | None:

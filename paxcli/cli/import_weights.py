@@ -13,7 +13,7 @@ import typer
 
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption, directory_option
-from paxcli.cli.output import fail_with_result, say, say_result
+from paxcli.cli.output import fail_with_result, say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError, DataError
 
@@ -62,10 +62,8 @@ def import_weights(
     loaded = None if recipe is None else load_recipe(recipe, overlays, sets)
     done = pax.import_weights(source, out, dry_run, loaded, format, adapter)
     if dry_run and done.tensors:
-        if not as_json:
-            say(_names_text(done.tensors))
         error = DataError(f"Cannot import: the tensors are not those of {done.family}.", "See the names above.")
-        fail_with_result(dataclasses.asdict(done), error, as_json)
+        fail_with_result(dataclasses.asdict(done), _names_text(done.tensors), error, as_json)
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
 
 

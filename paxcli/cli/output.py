@@ -110,13 +110,13 @@ def json_text(value: Any) -> str:
     return json.dumps(_strict(value), ensure_ascii=sys.stdout.encoding.lower() != "utf-8")
 
 
-def fail_with_result(result: Mapping[str, Any], error: PaxError, as_json: bool) -> NoReturn:
-    """Raises an error of a command that has a result all the same: with `--json`, the error is part of it."""
-    if not as_json:
-        raise error
-    failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    say_result({**result, "error": failure}, "", as_json)
-    raise typer.Exit(error.exit_code)
+def fail_with_result(result: Mapping[str, Any], text: str, error: PaxError, as_json: bool) -> NoReturn:
+    """Prints the result of a command that failed all the same, and its error; with `--json`, that is part of it."""
+    if as_json:
+        raise typer.Exit(_fail(error.message, error.hint, error.exit_code, as_json, result))
+    if text:
+        say(text)
+    raise error
 
 
 def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:
@@ -124,16 +124,17 @@ def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(f"step {step} · {name} · {values_text(values)}" for name, values in metrics.items())
 
 
-def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
+def _fail(message: str, hint: str | None, exit_code: int, as_json: bool, result: Mapping[str, Any] = {}) -> int:
+    """Prints an error, and returns the exit code. Where stdout cannot take it as JSON, stderr gets it as text."""
     if as_json:
-        with contextlib.suppress(typer.Exit):
-            say_result({"error": {"message": message, "hint": hint, "exit_code": exit_code}}, "", as_json=True)
-    else:
-        red, plain = ("\x1b[31m", "\x1b[0m") if use_color(sys.stderr) else ("", "")
-        try:
-            print(f"{red}error:{plain} {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr, flush=True)
-        except OSError:
-            silence(sys.stderr)
+        with contextlib.suppress(typer.Exit, MissingError):
+            say(json_text({**result, "error": {"message": message, "hint": hint, "exit_code": exit_code}}))
+            return exit_code
+    red, plain = ("\x1b[31m", "\x1b[0m") if use_color(sys.stderr) else ("", "")
+    try:
+        print(f"{red}error:{plain} {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
     return exit_code
 
 

@@ -108,6 +108,14 @@ def test_a_full_disk_is_the_machine_s_fault(tmp_path: pathlib.Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_error_that_stdout_cannot_take_goes_to_stderr_with_its_own_exit_code() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "paxcli", "recipes", "show", "nope", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.startswith("error: ") and "nope" in done.stderr
+
+
 def test_bytes_that_are_not_utf_8_are_shown(pax: Pax) -> None:
     done = pax("train", "tiny-synthetic", "--set", b"task.name=a\xff", "--json")
     assert done.returncode == 2
