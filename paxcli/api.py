@@ -296,8 +296,11 @@ class Run:
         return find_step(self._directory.path, step)
 
     def watch(self) -> Iterator[int]:
-        """Yields the step of every checkpoint as it appears, up to the last training step; waits in between."""
-        return self._trained.watch()
+        """Yields the step of every checkpoint as it appears, up to the last training step; waits for each."""
+        from paxcli.inference.trained import wait_for_checkpoint
+
+        wait_for_checkpoint(self._directory)
+        yield from self._trained.watch()
 
     @property
     def _directory(self) -> RunDir:

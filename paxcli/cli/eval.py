@@ -69,6 +69,8 @@ def evaluate(
         raise ConfigError("There is no task to run.", "Name one: `--tasks NAME`.")
     if names and files:
         raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
+    if watch and step is not None:
+        raise ConfigError("--watch evaluates every checkpoint, and --step one.", "Leave out one of them.")
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []
     for at in run.watch() if watch else [run.step(step)]:

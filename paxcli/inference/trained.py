@@ -53,6 +53,13 @@ def open_trained(config: fdl.Config[Experiment], run_dir: RunDir) -> TrainedRun:
     return TrainedRun(build_session(with_copied_tokenizers(config, run_dir.path)), run_dir)
 
 
+def wait_for_checkpoint(run_dir: RunDir) -> None:
+    """Waits until a run has a checkpoint. Its directory need not exist yet."""
+    log.info("Watching %s for checkpoints.", run_dir.path)
+    while not CheckpointStore(run_dir.checkpoints).steps():
+        time.sleep(_POLL_SECONDS)
+
+
 class TrainedRun:
     """The checkpoints of a run directory. Writes nothing but `eval/` and `decoded/`."""
 
@@ -144,11 +151,11 @@ class TrainedRun:
 
     def watch(self) -> Iterator[int]:
         """The step of every checkpoint, as it appears, up to the last training step or an early stop."""
-        task, seen = self._session.experiment.task, 0
+        task, seen = self._session.experiment.task, -1
         rule, path = task.early_stopping_fn, self._run_dir.path / FILE_NAME
         while True:
             # Training may have deleted some meanwhile, and another process may see others.
-            while later := agree(min((step for step in self.steps() if step > seen), default=0)):
+            while (later := agree(min((step for step in self.steps() if step > seen), default=-1))) >= 0:
                 seen = later
                 yield seen
             is_last = seen >= task.train.num_train_steps or rule.reason(read_lines(path, sample=True), seen) is not None

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -156,6 +157,22 @@ def test_eval_watch_ends_with_the_run(trained, pax):
     assert [entry["step"] for entry in json.loads(done.stdout)["evaluations"]] == [10, 20]
 
 
+def test_eval_watch_waits_for_the_first_checkpoint(trained, tmp_path, monkeypatch, capsys):
+    from paxcli.cli.main import app, run
+    from paxcli.inference import trained as module
+
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.1)
+    copy = shutil.copytree(trained[0], tmp_path / "copy")
+    (copy / "checkpoints" / "10").rename(copy / "checkpoints" / "hidden")
+    starts = threading.Timer(1.0, copy.rename, [tmp_path / "late"])
+    starts.start()
+    assert run(app, ["eval", str(trained[0] / "recipe.yaml"), "--run-dir", str(tmp_path / "late"), "--watch"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("step 20 · ") and out.count("\n") == 1
+    assert run(app, ["eval", str(tmp_path / "late"), "--watch", "--step", "20"]) == 2
+    assert "--watch evaluates every checkpoint, and --step one" in capsys.readouterr().err
+
+
 def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monkeypatch, capsys):
     """Training deletes two while it evaluates: the next one, and the one after that just before it is read."""
     import paxcli
@@ -163,7 +180,7 @@ def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monk
 
     copy = shutil.copytree(trained[0], tmp_path / "mine")
     checkpoints, evaluate = tmp_path / "mine" / "checkpoints", paxcli.Run.evaluate
-    for step in (12, 14, 16):
+    for step in (0, 12, 14, 16):  # 0 is that of an import
         manifest = shutil.copytree(checkpoints / "10", checkpoints / f"{step}") / "manifest" / "metadata"
         renumbered = dataclasses.replace(from_json(json.loads(manifest.read_text())), step=step)
         manifest.write_text(json.dumps(to_json(renumbered)))
@@ -175,7 +192,7 @@ def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monk
 
     monkeypatch.setattr(paxcli.Run, "evaluate", evaluate_late)
     assert run(app, ["eval", str(copy), "--watch", "--json"]) == 0
-    assert [entry["step"] for entry in json.loads(capsys.readouterr().out)["evaluations"]] == [10, 16, 20]
+    assert [entry["step"] for entry in json.loads(capsys.readouterr().out)["evaluations"]] == [0, 10, 16, 20]
 
 
 def test_decode(trained, pax):
