@@ -13,6 +13,7 @@ from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRec
 from paxcli.cli.output import json_text, metrics_text, say, say_result
 from paxcli.cli.runs import open_run
 from paxcli.errors import ConfigError
+from paxcli.log import log
 
 if TYPE_CHECKING:
     from paxcli.api import Generation, Run
@@ -100,24 +101,30 @@ def decode(
 
 
 def _chat(run: Run, max_tokens: int | None, settings: dict[str, Any]) -> None:
-    """Reads lines and answers each: as a conversation if the run has a chat template, else as prompts."""
+    """Reads lines and answers each: as a conversation if the run has a chat template, else as prompts.
+
+    On a terminal, a line that cannot be answered, such as one that is too long, is left out of the conversation.
+    """
     messages: list[dict[str, str]] = []
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         print("Type a line and press Enter. Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
-            line = input("> " if is_terminal else "")
+            if not (line := input("> " if is_terminal else "")):
+                continue
+            asked = [*messages, {"role": "user", "content": line}]
+            printer = _Printer(shows_prompts=False)
+            row = {"messages": asked} if run.has_chat_template else {"prompt": line}
+            generations = run.generate([row], max_tokens, on_text=printer, **settings)
+            printer.finish(generations[:1])
+            messages = [*asked, {"role": "assistant", "content": generations[0].text}]
         except EOFError:
             return
-        if not line:
-            continue
-        messages.append({"role": "user", "content": line})
-        printer = _Printer(shows_prompts=False)
-        row = {"messages": messages} if run.has_chat_template else {"prompt": line}
-        generations = run.generate([row], max_tokens, on_text=printer, **settings)
-        printer.finish(generations[:1])
-        messages.append({"role": "assistant", "content": generations[0].text})
+        except ConfigError as error:
+            if not is_terminal:
+                raise
+            log.error("error: %s\nhint: %s", error.message, error.hint)
 
 
 class _Printer:

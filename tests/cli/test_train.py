@@ -224,6 +224,20 @@ def test_lines_are_answered_on_a_terminal(trained, pax):
     assert written["prompt"] == "x" and shown.endswith("\n" + written["text"] + "\n") and "import" not in shown
 
 
+def test_a_line_that_is_too_long_does_not_end_a_conversation(trained):
+    run_dir, *_ = trained
+    command = [sys.executable, "-m", "paxcli", "decode", str(run_dir), "--interactive", "--max-tokens=5"]
+    too_long = b"x" * 600 + b"\n"
+    terminal, screen = pty.openpty()
+    os.write(terminal, too_long + b"import\n\x04")
+    done = subprocess.run(command, stdin=screen, capture_output=True, text=True, timeout=600)
+    os.close(screen)
+    os.close(terminal)
+    assert done.returncode == 0 and done.stderr.count("has 601 tokens") == 1, done.stderr
+    assert json.loads((run_dir / "decoded" / "20.jsonl").read_text())["prompt"] == "import"
+    assert subprocess.run(command, input=too_long, capture_output=True, timeout=600).returncode == 2  # not a terminal
+
+
 @pytest.mark.slow
 def test_decode_a_file_of_prompts_and_settings_of_the_recipe(trained, tmp_path, pax):
     run_dir, *_ = trained
