@@ -152,7 +152,11 @@ def ensure(order: Order, gcloud: Gcloud, recreate: bool, say: Callable[[str], No
         return status
     # `tpu-vm create` returns when the TPU VM is running. A retry would fail with ALREADY_EXISTS, hence one try.
     say(f"creating {target.name}: {target.slices} x {order.accelerator.type} in {target.zone}")
-    gcloud.run(commands.create(order), timeout=max(60.0, deadline - time.monotonic()), tries=1)
+    try:
+        gcloud.run(commands.create(order), timeout=max(60.0, deadline - time.monotonic()), tries=1)
+    except KeyboardInterrupt:
+        say(f"Google may create it all the same. To delete it: pax provision delete {target.name} --zone {target.zone}")
+        raise
     return look(target, gcloud)
 
 

@@ -54,6 +54,18 @@ def test_a_failed_request_reports_googles_reason(cloud):
     assert "--recreate" in error.value.hint
 
 
+def test_an_interrupted_request_may_have_reached_google(cloud):
+    def run(self, argv, *_, **__):
+        if "create" in argv:
+            raise KeyboardInterrupt
+        return Gcloud.run(self, argv)
+
+    messages = []
+    with pytest.raises(KeyboardInterrupt):
+        ensure(gcloud=type("Interrupted", (Gcloud,), {"run": run})(Clock()), say=messages.append)
+    assert messages[-1].endswith("To delete it: pax provision delete demo --zone us-central2-b")
+
+
 def test_preemption_is_an_error_or_recreates(cloud):
     cloud.write(states=[["ACCEPTED", "SUSPENDED"], ["ACCEPTED", "ACTIVE"]])
     gcloud = Gcloud(Clock())
