@@ -35,7 +35,7 @@ from paxcli.training.experiment import Experiment, data_of, with_derived_sizes
 from paxcli.training.learner import Averaged
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, build_session
-from paxcli.training.step import make_eval_step, make_score_step
+from paxcli.training.step import make_eval_step
 from paxcli.training.tokenizer_copies import with_copied_tokenizers
 
 _POLL_SECONDS = 10
@@ -68,7 +68,6 @@ class TrainedRun:
         self._held: tuple[int, dict] | None = None  # the parameters that were loaded last, and their step
         self._last_decoder: tuple[Any, PromptDecoder] | None = None
         self._eval_step = make_eval_step(session.experiment.task)
-        self._score_step = make_score_step(session.experiment.task)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, in order."""
@@ -240,7 +239,7 @@ class TrainedRun:
 
     def _metrics(self, step: int, inputs: Sequence[BaseInput]) -> dict[str, dict[str, float]]:
         combine, mesh = self._session.experiment.task.metrics, self._session.mesh
-        return evaluate(self._eval_step, self.params(step), inputs, mesh, combine, self._score_step)
+        return evaluate(self._eval_step, self.params(step), inputs, mesh, combine)
 
     def _load(self, step: int) -> dict:
         learner, abstract = self._session.experiment.task.train.learner, self._session.abstract

@@ -164,8 +164,7 @@ class Model(Layer):
             examples = NestedMap(examples, activations=activations_by_layer(reported.get(SUMMARIES, {})))
         found: dict[str, list[jax.Array]] = {}
         for path, values in jax.tree.leaves_with_path(reported.get("metrics", {})):
-            *_, name, _ = path_of(path)  # the last is the number of the call
-            found.setdefault(name, []).append(jnp.ravel(values))
+            found.setdefault(path_of(path)[-2], []).append(jnp.ravel(values))  # the last is the number of the call
         means = {name: jnp.mean(jnp.concatenate(values)) for name, values in found.items()}
         return metrics | {name: (mean, metrics["loss"][1]) for name, mean in means.items()}, examples
 

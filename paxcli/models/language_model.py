@@ -196,12 +196,9 @@ class LanguageModel(TransformerLm, CausalModel):
         return None if self.dpo is not None else super().unchunked_logits(spec)
 
     def forward_flops(self, spec: NestedMap) -> Flops | None:
-        forward, shape = super().forward_flops(spec), spec.labels.shape
-        if not self.mtp_num_layers:
-            return forward
-        parts = self._predictor_template(parent=None), self._unbound_head
-        further = sum_flops(flops_of(part, *shape) for part in parts)
-        return sum_flops((forward, further and further * self.mtp_num_layers))
+        predictors = [self._predictor_template(parent=None) for _ in range(self.mtp_num_layers)]
+        parts = [*predictors, *[self._unbound_head] * self.mtp_num_layers]
+        return sum_flops((super().forward_flops(spec), *(flops_of(part, *spec.labels.shape) for part in parts)))
 
     def step_flops(self, spec: NestedMap) -> Flops | None:
         step, forward = super().step_flops(spec), self.forward_flops(spec)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from paxcli.errors import PaxError
+from paxcli.errors import ConfigError, PaxError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.tokenizers import Tokenizer, count_bytes
 from paxcli.log import log
@@ -30,7 +30,6 @@ def evaluate(
     inputs: Iterable[BaseInput],
     mesh: Mesh,
     metrics: Metrics,
-    score_step: Callable | None = None,
     check_stop: Callable[[], object] = lambda: None,
 ) -> dict[str, dict[str, float]]:
     """Metrics of one evaluation run on each input: input name → metric → value.
@@ -38,20 +37,26 @@ def evaluate(
     Besides the model's metrics: `perplexity`; `bits_per_byte`, where the input has a tokenizer; what was read, as
     `num_examples`, `num_tokens` and `num_batches`; and `data_share`, the share of the input's data, where it is known.
     Metrics with a total weight of 0 are left out: their means are undefined.
-    With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
+    Inputs with metrics of their own also compute those, from the scores of their examples.
     `check_stop` is called before each batch; it raises an exception to end the evaluation.
+
+    Raises:
+      ConfigError: An input has metrics of its own, and its batches or the model have no scores of examples.
     """
 
     def evaluate_one(source: BaseInput) -> dict[str, float]:
-        of_scores = source.example_metrics("scores") if score_step is not None else None
-        step: Callable = score_step if of_scores and score_step else lambda *given: (eval_step(*given), {})
+        of_scores = source.example_metrics("scores")
         sums, scored = [], []
         tokenizer, counts = _tokenizer_of(source), Counter[str]()
         for batch in source.eval_batches():
             check_stop()
             counts.update(_count(batch, tokenizer))
             batch = put_batch(batch, mesh)
-            found, examples = step(params, batch)
+            found, examples = eval_step(params, batch)
+            if of_scores is not None and not examples:
+                problem = f"The model has no `scores`, which the metrics of eval input `{source.name}` need."
+                hint = "Use a model with scores, such as LanguageModel, or remove the metric functions of the task."
+                raise ConfigError(problem, hint)
             sums.append(found)
             scored.append(examples)
             # One batch computes while the next is read, so that a stop takes effect soon.

@@ -47,7 +47,7 @@ from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
 from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
-from paxcli.training.step import TrainStep, make_eval_step, make_score_step
+from paxcli.training.step import TrainStep, make_eval_step
 from paxcli.training.tokenizer_copies import copy_tokenizers
 from paxcli.training.watchdog import Watchdog
 
@@ -69,7 +69,7 @@ class TrainingRun:
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
-        self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
+        self.eval_step = make_eval_step(self.task)
         self.recipe = plain_values(session.config)
         # Eval inputs that continue where their last evaluation ended. Their positions are those after the last complete
         # evaluation, so that an interrupted one can be repeated.
@@ -255,7 +255,7 @@ class TrainingRun:
 
         with self.meter.pause(), self.goodput.time(EVAL), TraceAnnotation(EVALUATE_PHASE):
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
-            metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
+            metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, check_stop)
             samples = self.sample(step, params) if self.sample else []
         self.eval_positions, self.evaluated_step = self._eval_positions(), step
         for prompt, text in samples:

@@ -119,26 +119,16 @@ def _gradients(
 
 
 def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
-    """The jitted eval step `(params, batch) -> {metric: (sum, weight)}`; see `Metrics.combine`."""
-    return jax.jit(lambda params, batch: _eval_batch(task, params, batch)[0])
+    """The jitted eval step `(params, batch) -> ({metric: (sum, weight)}, examples)`; see `Metrics.combine`.
 
+    `examples` has the `example_id` and `scores` [B] of the batch, if it has ids and the model has scores.
+    """
 
-def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict, dict[str, jax.Array]]]:
-    """The jitted `(params, batch) -> (metrics, {example_id, scores})`: an eval step with scores [B] of the examples."""
-
-    def score_step(params: dict, batch: NestedMap) -> tuple[dict, dict[str, jax.Array]]:
-        sums, examples = _eval_batch(task, params, batch)
-        if "scores" not in examples:
-            problem = f"{type(task.model).__name__} has no `scores`, which the metrics of an evaluation need."
-            hint = "Use a model with scores, such as LanguageModel, or remove the metric functions of the task."
-            raise ConfigError(problem, hint)
-        found = {"example_id": batch.example_id, "scores": examples.scores}
+    def eval_step(params: dict, batch: NestedMap) -> tuple[dict, dict[str, jax.Array]]:
+        metrics, found = task.loss_and_metrics(task.model.cast(params), batch)
+        is_scored = "example_id" in batch and "scores" in found
+        examples = {"example_id": batch.example_id, "scores": found.scores} if is_scored else {}
         replicated = jax.sharding.PartitionSpec()  # so that every process can read all scores
-        return sums, jax.tree.map(lambda array: jax.lax.with_sharding_constraint(array, replicated), found)
+        return task.metrics.of_batch(metrics), jax.lax.with_sharding_constraint(examples, replicated)
 
-    return jax.jit(score_step)
-
-
-def _eval_batch(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
-    metrics, examples = task.loss_and_metrics(task.model.cast(params), batch)
-    return task.metrics.of_batch(metrics), examples
+    return jax.jit(eval_step)

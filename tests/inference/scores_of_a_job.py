@@ -24,7 +24,7 @@ with build_session(
 run = TrainedRun(session, RunDir(pathlib.Path(sys.argv[1])))
 run.params = lambda step: params
 rows = []
-score = run._score_step
-run._score_step = lambda params, batch: rows.append(len(batch.ids)) or score(params, batch)
+step = run._eval_step
+run._eval_step = lambda params, batch: rows.append(len(batch.ids)) or step(params, batch)
 outputs, metrics = run.answer_inputs(7, {"max_tokens": 3}, seed=0)
 print(json.dumps({"rows": rows, "metrics": metrics["toy"], "outputs": outputs}))

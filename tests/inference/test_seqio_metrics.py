@@ -27,7 +27,7 @@ from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import build_session, open_session
-from paxcli.training.step import make_eval_step, make_score_step
+from paxcli.training.step import make_eval_step
 from paxcli.training.task import SingleTask
 from tests.devices import cpu_devices
 from tests.inputs.seqio_tasks import NUM_EXAMPLES, register
@@ -115,10 +115,10 @@ def test_scores(seqio):
     with open_session(config) as session:
         task, source = session.experiment.task, session.experiment.eval_inputs[0]
         params = session.new_state().params
-        steps = {"eval_step": make_eval_step(task), "score_step": make_score_step(task)}
+        step = make_eval_step(task)
 
         def metrics_of(data) -> dict[str, float]:
-            return evaluate(inputs=[data], params=params, mesh=session.mesh, metrics=task.metrics, **steps)["toy"]
+            return evaluate(step, params, [data], session.mesh, task.metrics)["toy"]
 
         values = metrics_of(source)
         by_hosts = [metrics_of(Hosts(config.eval_inputs[0], hosts)) for hosts in (1, 2, 3)]

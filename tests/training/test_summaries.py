@@ -157,7 +157,7 @@ def test_strict_accuracy_counts_rows_that_are_right_throughout() -> None:
         rows.labels[0, 9] = 7  # padding
         rows.labels[1, 2] = (rows.labels[1, 2] + 1) % V
         rows.weights[3] = 0
-        right, count = make_eval_step(task)(params, rows)["accuracy_strict"]
+        right, count = make_eval_step(task)(params, rows)[0]["accuracy_strict"]
     assert (float(right), float(count)) == (2, 3)
 
 
