@@ -8,6 +8,7 @@ from typing import Any
 import optax
 
 from paxcli.config.fields import DecayRate
+from paxcli.errors import ConfigError
 from paxcli.optim.base import Optimizer
 
 
@@ -17,11 +18,15 @@ class Sgd(Optimizer):
 
     Attributes:
       momentum: Decay of the running sum of gradients; None = no momentum.
-      nesterov: Whether to use Nesterov momentum.
+      nesterov: Whether to use Nesterov momentum; requires `momentum`.
     """
 
     momentum: DecayRate | None = None
     nesterov: bool = False
+
+    def validate(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ConfigError("Sgd: `nesterov` has no effect without `momentum`.", "Set `momentum`, such as 0.9.")
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
         return optax.identity() if self.momentum is None else optax.trace(self.momentum, self.nesterov)

@@ -10,11 +10,14 @@ import numpy as np
 import optax
 import pytest
 
+from pax_recipes.tiny import tiny_synthetic
+from paxcli.errors import ConfigError
 from paxcli.mesh.weights import Weight
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.sgd import Sgd
 from paxcli.training.learner import Learner
+from paxcli.training.validate import validate
 from tests.tolerances import BFLOAT16
 
 
@@ -135,3 +138,12 @@ def test_an_invalid_gradient_changes_nothing():
     new_params, new_state, report = learner.update(grads, state, params, jnp.int32(0), WEIGHTS)
     assert not report["valid"]
     jax.tree.map(np.testing.assert_array_equal, (new_params, new_state), (params, state))
+
+
+@pytest.mark.parametrize("momentum", [None, 0.0])
+def test_nesterov_without_momentum_is_refused(momentum):
+    """It was ignored. PyTorch refuses it as well."""
+    config = tiny_synthetic()
+    config.task.train.learner.optimizer = Sgd.config(nesterov=True, momentum=momentum)
+    with pytest.raises(ConfigError, match="`nesterov` has no effect without `momentum`"):
+        validate(config)
