@@ -101,7 +101,7 @@ def _check_pieces(schedule: Schedule, edges: str, pieces: str, more: int = 0) ->
         raise ConfigError(f"{name}: `{pieces}` has {len(found)} items; with {values} it must have {count}.", hint)
     if not count:
         raise ConfigError(f"{name}: `{edges}` is empty.", f"Give one number of steps for each of `{pieces}`.")
-    if edges == "boundaries" and values != sorted(values):
+    if edges == "boundaries" and values != sorted({*values}):
         raise ConfigError(f"{name}: `boundaries` {values} must rise.", "Write them in rising order.")
     for piece in found:
         if isinstance(piece, Schedule):

@@ -57,12 +57,16 @@ class _RampupAndDecay(Schedule):
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
+        steps = [step for step in (self.warmup_steps, self.decay_start, self.decay_end) if step is not None]
+        if steps != sorted(steps):
+            problem = f"{type(self).__name__}: `warmup_steps`, `decay_start` and `decay_end` must rise, not {steps}."
+            raise ConfigError(problem, "Correct these steps.")
 
     def progress(self, step: jax.Array) -> jax.Array:
         """The fraction of the decay's steps that are done, from 0 to 1."""
-        start = self.warmup_steps if self.decay_start is None else self.decay_start
-        steps = max(require(self, "decay_end", self.decay_end) - start, 1)
-        return jnp.clip((step - start) / steps, 0.0, 1.0)
+        end = require(self, "decay_end", self.decay_end)
+        start = min(self.warmup_steps if self.decay_start is None else self.decay_start, end - 1)
+        return jnp.clip((step - start) / (end - start), 0.0, 1.0)
 
     def rampup(self, step: jax.Array) -> jax.Array:
         """The factor without the decay."""

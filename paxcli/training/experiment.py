@@ -77,8 +77,9 @@ def with_derived_sizes(
     """A copy of the recipe with the derived values filled in.
 
     Inputs get their share of the batch, the model's `input_sizes` and the run's seed; a schedule without an end gets
-    the number of train steps; a learner without regular expressions trains only the adapters, if the model has any;
-    and the copy of the parameters that the loss compares with is frozen.
+    the number of train steps, or the first step of its decay if the run ends before; a learner without regular
+    expressions trains only the adapters, if the model has any; and the copy of the parameters that the loss compares
+    with is frozen.
     """
     config = copy.deepcopy(config)
     train, model = config.task.train, fdl.build(config.task.model)
@@ -93,9 +94,11 @@ def with_derived_sizes(
         if learner.bprop_variable_inclusion:
             raise ConfigError("`dpo` has no `bprop_variable_inclusion`.", "Use `bprop_variable_exclusion`, or LoRA.")
         learner.bprop_variable_exclusion = (*learner.bprop_variable_exclusion, f"^{REFERENCE}/")
-    for schedule in (learner.schedule, *(group.schedule for group in learner.parameter_groups)):
-        for end in ("decay_end", "total_steps") if schedule is not None else ():
-            _fill(schedule, end, train.num_train_steps)
+    for schedule in filter(None, (learner.schedule, *(group.schedule for group in learner.parameter_groups))):
+        steps = fdl.ordered_arguments(schedule, include_defaults=True)
+        first = max(steps.get("warmup_steps", 0), steps.get("decay_start") or 0)
+        for end in ("decay_end", "total_steps"):
+            _fill(schedule, end, max(train.num_train_steps, first))
     shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)
     for source in shared:
         source.num_infeed_hosts, source.infeed_host_index = num_infeed_hosts, infeed_host_index

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fiddle as fdl
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from pax_recipes.tiny import tiny_synthetic
 from paxcli.config.tree import check_ranges
 from paxcli.errors import ConfigError
 from paxcli.optim.curves import ContinuousSchedule, Cosine, DelayedCosine, Exponential, LinearSchedule, Polynomial
@@ -21,6 +23,8 @@ from paxcli.optim.schedules import (
     NoamSchedule,
     SqrtDecay,
 )
+from paxcli.training.experiment import with_derived_sizes
+from paxcli.training.validate import validate
 
 
 def _values(schedule, steps) -> np.ndarray:
@@ -55,6 +59,7 @@ _BY_HAND = {
         {0: 0, 5: 0.5, 10: 1, 20: 1, 25: 0.8, 30: 0.2, 99: 0.2},
     ),
     "ramp, cosine, max": (LinearRampupCosineDecay(10, 20, 30, 0.1, 0.5), {0: 0, 5: 0.25, 15: 0.5, 25: 0.275, 99: 0.05}),
+    "ramp, cosine, at once": (LinearRampupCosineDecay(10, None, 10, 0.1), {0: 0, 9: 0.9, 10: 0.1, 99: 0.1}),
     "ramp, cosine, start": (
         LinearRampupCosineDecay(10, 20, 30, 0.1, 0.5, start_step=100),
         {0: 1, 99: 1, 100: 0, 105: 0.25, 115: 0.5, 125: 0.275, 199: 0.05},
@@ -117,6 +122,10 @@ def test_as_optax(name):
         LinearSchedule((5, 1.0), (5, 0.0)),
         PiecewiseConstant((1, 2), (1.0, 2.0)),
         PiecewiseConstant((2, 1), (1.0, 2.0, 3.0)),
+        PiecewiseConstant((2, 2), (1.0, 2.0, 3.0)),
+        LinearRampupCosineDecay(10, 100, 50),
+        LinearRampupPolynomialDecay(100, 50, 200),
+        LinearRampupExponentialDecay(100, None, 50),
         LinearRampupPiecewiseConstant((), ()),
         PiecewiseSchedule((1,), (Constant(),)),
         PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
@@ -133,3 +142,14 @@ def test_an_exponential_decay_does_not_end_at_zero():
     """It was zero from its first step on."""
     with pytest.raises(ConfigError, match="min_ratio must be above 0"):
         check_ranges(LinearRampupExponentialDecay.config(decay_end=9, min_ratio=0.0))
+
+
+@pytest.mark.parametrize("schedule", [{"warmup_steps": 100}, {"warmup_steps": 5, "decay_start": 80}])
+def test_a_run_may_end_before_the_decay(schedule):
+    config = tiny_synthetic()
+    config.task.train.num_train_steps = 50
+    config.task.train.learner.schedule = LinearRampupCosineDecay.config(**schedule)
+    validate(config)
+    ready = fdl.build(with_derived_sizes(config, 1)).task.train.learner.schedule
+    rising = [min(step / schedule["warmup_steps"], 1) for step in range(51)]
+    np.testing.assert_allclose(_values(ready, range(51)), rising, rtol=1e-6)

@@ -32,6 +32,7 @@ _MUST_BE_EQUAL = (_MODEL, _LEARNER)
 # model computes.
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
 _MAY_DIFFER += ("max_consecutive_skips", "loss_chunk")
+_DECAY_START = f"{_LEARNER}.schedule.decay_start"
 _DECAY = f"{_LEARNER}.optimizer.decay_norms_and_biases"  # is reported, not refused
 
 
@@ -43,6 +44,8 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     """
     values = plain_values(config)
     values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
+    if values.get(_DECAY_START, ...) == values.get(f"{_LEARNER}.schedule.warmup_steps"):
+        values[_DECAY_START] = None  # means the same
     keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
     again = plain_values(recipe_with(BASE_RECIPE, convert(launch, "maxtext", date=LAST_DAY).values))

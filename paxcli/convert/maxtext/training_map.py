@@ -92,7 +92,6 @@ def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None
     MaxText's decay reaches its final value one step after the schedule's last; since January 2026, at the last.
     """
     last = length if draft.settings.date < tables.day_of("cosine_to_last_step") else max(length - 1, 1)
-    start = max(min(warmup, last - 1), 0)
     keys = ("learning_rate_schedule_steps", "steps")
     path = _SCHEDULE
     if steps > length:
@@ -104,8 +103,7 @@ def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None
     else:
         draft.set(_SCHEDULE, "LinearRampupCosineDecay")
     draft.set(f"{path}.warmup_steps", warmup, "warmup_steps_fraction", *keys)
-    draft.set(f"{path}.decay_start", start, "warmup_steps_fraction", *keys)
-    draft.set(f"{path}.decay_end", last, *keys)
+    draft.set(f"{path}.decay_end", max(last, warmup), *keys)
     final = "learning_rate_final_fraction"
     draft.set(f"{path}.min_ratio", draft.settings[final], final)
 

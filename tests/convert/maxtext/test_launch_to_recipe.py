@@ -197,6 +197,13 @@ def test_the_cosine_reaches_its_end_at_the_last_step_since_2026(date: str, step_
     assert values["task.train.learner.schedule.warmup_steps"] == 2
 
 
+def test_a_run_may_be_warmup_alone() -> None:
+    keys = {"model_name": "gpt3-52k", "warmup_steps_fraction": 1.0, "steps": 4}
+    schedule = fdl.build(recipe_with(BASE_RECIPE, of_keys("2026-08-22", **keys).values).task.train.learner.schedule)
+    schedule.validate()
+    assert [float(schedule(jnp.asarray(step))) for step in range(4)] == [0, 0.25, 0.5, 0.75]
+
+
 @pytest.mark.parametrize(
     ("name", "path", "value"),
     [
