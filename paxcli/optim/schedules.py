@@ -80,7 +80,7 @@ class LinearRampupCosineDecay(_RampupAndDecay):
     Attributes:
       warmup_steps: Steps of the warmup from 0 to `max`.
       decay_start: First step of the decay; None = `warmup_steps`.
-      decay_end: Last step of the decay; None = the run's `num_train_steps`.
+      decay_end: Last step of the decay; None = the end of the run.
       min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
       max: Largest factor: that between warmup and decay.
       start_step: The factor is 1 before this step, from which the other steps count.

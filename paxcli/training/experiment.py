@@ -77,7 +77,7 @@ def with_derived_sizes(
     """A copy of the recipe with the derived values filled in.
 
     Inputs get their share of the batch, the model's `input_sizes` and the run's seed; a schedule without an end gets
-    the number of train steps, or the first step of its decay if the run ends before; a learner without regular
+    that of the run, or the first step of its decay if the run ends before; a learner without regular
     expressions trains only the adapters, if the model has any; and the copy of the parameters that the loss compares
     with is frozen.
     """
@@ -98,7 +98,7 @@ def with_derived_sizes(
         steps = fdl.ordered_arguments(schedule, include_defaults=True)
         first = max(steps.get("warmup_steps", 0), steps.get("decay_start") or 0)
         for end in ("decay_end", "total_steps"):
-            _fill(schedule, end, max(train.num_train_steps, first))
+            _fill(schedule, end, max(train.num_train_steps - steps.get("start_step", 0), first))
     shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)
     for source in shared:
         source.num_infeed_hosts, source.infeed_host_index = num_infeed_hosts, infeed_host_index

@@ -153,3 +153,13 @@ def test_a_run_may_end_before_the_decay(schedule):
     ready = fdl.build(with_derived_sizes(config, 1)).task.train.learner.schedule
     rising = [min(step / schedule["warmup_steps"], 1) for step in range(51)]
     np.testing.assert_allclose(_values(ready, range(51)), rising, rtol=1e-6)
+
+
+def test_a_decay_that_starts_late_ends_with_the_run():
+    """It ended as many steps after the run as it started late."""
+    config = tiny_synthetic()
+    config.task.train.num_train_steps = 100
+    config.task.train.learner.schedule = LinearRampupCosineDecay.config(warmup_steps=10, start_step=50)
+    schedule = fdl.build(with_derived_sizes(config, 1)).task.train.learner.schedule
+    expected = optax.warmup_cosine_decay_schedule(0, 1, 10, 50, 0.1)
+    np.testing.assert_allclose(_values(schedule, range(50, 101)), [expected(step) for step in range(51)], atol=1e-6)
