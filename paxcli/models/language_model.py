@@ -183,9 +183,8 @@ class LanguageModel(TransformerLm, CausalModel):
         rows, reference = interleave_pairs(batch), self.clone(dpo=None, lora=None)
         start = jax.lax.stop_gradient(params.get(REFERENCE, params))
         loss_chunk = None if self.loss_chunk == "auto" else self.loss_chunk  # in chunks, scores have no gradient
-        _, examples = self.clone(dpo=None, loss_chunk=loss_chunk).loss_and_metrics(
-            params, rows, key, fp8, with_activations
-        )
+        trained = self.clone(dpo=None, loss_chunk=loss_chunk)
+        _, examples = trained.loss_and_metrics(params, rows, key, fp8, with_activations)
         _, of_reference = reference.loss_and_metrics(start, rows)
         scores, expected = (found.scores.reshape(-1, 2) for found in (examples, of_reference))
         has_loss = jnp.any(batch.weights > 0, axis=1).astype(jnp.float32)

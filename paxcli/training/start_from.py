@@ -22,10 +22,10 @@ from paxcli.checkpoint.reading import named_leaves
 from paxcli.checkpoint.warm_start import Report, load_params, parse_source
 from paxcli.config.paths import copy_file, replace_text
 from paxcli.errors import ConfigError
-from paxcli.layers.lora import ADAPTERS, REFERENCE
+from paxcli.layers.lora import ADAPTERS
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
-from paxcli.training.state import TrainState
+from paxcli.training.state import TrainState, without_reference
 from paxcli.training.task import SingleTask
 
 _LAYER = re.compile(r"layers_\d+")  # a layer of a stack without `scan`; with it, all are in `layers`
@@ -77,8 +77,7 @@ def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> t
     """`state` with the parameters, or everything, of another run's checkpoint."""
     if source.everything:
         return load_params(source.run_dir, source.step, state, "all")
-    start = {name: x for name, x in state.params.items() if name != REFERENCE}
-    params, report = load_params(source.run_dir, source.step, start)
+    params, report = load_params(source.run_dir, source.step, without_reference(state.params))
     arrays = report.arrays
     if unused := [name for name in arrays.unexpected if re.search(ADAPTERS, name)]:
         hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from paxcli.config.consent import RECIPE_FILE
 from paxcli.errors import ConfigError, first_line
 from paxcli.layers.fp8 import FP8_STATE
+from paxcli.layers.lora import REFERENCE
 from paxcli.mesh.rules import Rules
 from paxcli.mesh.sharding import param_shardings, shardings_like_params
 from paxcli.mesh.weights import Weight, weights_of
@@ -111,6 +112,11 @@ def bytes_per_device(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
+def without_reference(params: dict) -> dict:
+    """The parameters of the model, without DPO's frozen copy of them."""
+    return {name: tree for name, tree in params.items() if name != REFERENCE}
+
+
 def count_parameters(params: dict) -> int:
-    """Number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(nn.meta.unbox(params)))
+    """Number of parameters of the model."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nn.meta.unbox(without_reference(params))))

@@ -15,7 +15,7 @@ from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
 from paxcli.metrics.meter import RESERVED
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.learner import replace_trained
-from paxcli.training.state import TrainState
+from paxcli.training.state import TrainState, without_reference
 from paxcli.training.summaries import step_summaries
 from paxcli.training.task import SingleTask
 
@@ -69,7 +69,7 @@ def make_train_step(
         fp8 = jax.tree.map(lambda new, old: jnp.where(valid, new, old), fp8, state.fp8)
         skipped = state.skipped_steps + ~valid
         with jax.named_scope(METRICS):
-            norm = optax.tree.norm(params)
+            norm = optax.tree.norm(without_reference(params))
         reported, own = task.metrics.select_reported(metrics), learned | {"param_norm": norm, "skipped_steps": skipped}
         if taken := sorted(reported.keys() & {*own, *RESERVED}):
             raise ConfigError(f"The model's metric `{taken[0]}` has the name of a metric of pax.", "Rename it.")

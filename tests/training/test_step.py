@@ -14,12 +14,15 @@ import pytest
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
 from paxcli.layers.moe_feed_forward import MoeFeedForward
+from paxcli.models.dpo import Dpo
 from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.dp_sgd import DpSgd
 from paxcli.optim.schedules import Constant
 from paxcli.optim.sgd import Sgd
 from paxcli.training.evaluate import evaluate
+from paxcli.training.experiment import summarize
 from paxcli.training.session import open_session
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.task import LossAggregator, VariationalNoise
@@ -292,3 +295,18 @@ def test_the_state_says_what_it_counts():
     _, state = _run(_small(), 2)
     assert dataclasses.asdict(state)["step"] == 2
     assert state.skipped_steps == 0
+
+
+def test_the_reference_of_dpo_does_not_count_as_parameters():
+    """Its copy of the parameters doubled their number, and their squared norm."""
+    config = _small()
+    parameters = summarize(config)["parameters"]
+    config.task.model.dpo = Dpo.config()
+    assert summarize(config)["parameters"] == parameters
+    with open_session(config) as session:
+        source, state = session.experiment.train_input, session.new_state()
+        pairs = NestedMap({**source.get_next(), "rejected": source.get_next()})
+        state, metrics = make_train_step(session.experiment.task, session.abstract)(state, pairs)
+    own = {name: tree for name, tree in state.params.items() if name != "reference"}
+    assert len(own) == len(state.params) - 1
+    np.testing.assert_allclose(metrics["param_norm"], optax.tree.norm(own), rtol=1e-6)
