@@ -49,17 +49,12 @@ def make_train_step(
 
         def of_slice(rows: NestedMap) -> Slice:
             (grads, new_fp8), (weight, metrics, activations) = gradient(trained, state.fp8, rows)
+            if learner.clip_each_microbatch:
+                norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
+                grads, weight = learner.clip(grads, norm, learner.select_trained(weights)), jnp.ones_like(weight)
             return new_fp8, activations, grads, metrics, weight
 
-        def of_clipped_slice(rows: NestedMap) -> Slice:
-            new_fp8, activations, grads, metrics, weight = of_slice(rows)
-            norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
-            grads = learner.clip(grads, norm, learner.select_trained(weights))
-            return new_fp8, activations, grads, metrics, jnp.ones_like(weight)
-
-        of_rows = of_clipped_slice if learner.clip_each_microbatch else of_slice
-        if private is not None:
-            of_rows = private.clip_examples(of_slice)
+        of_rows = of_slice if private is None else private.clip_examples(of_slice)
         grads, fp8, metrics, num_predictions, activations = _gradients(of_rows, batch, task.train.num_microbatches)
         if private is not None:
             grads = private.add_noise(grads, num_rows(batch), jax.random.split(key, 3)[2])

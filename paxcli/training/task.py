@@ -74,7 +74,7 @@ class Metrics(Configurable):
     """The metrics that are reported besides `loss`, in training and evaluation (Pax: `SingleTask.metrics`).
 
     Attributes:
-      names: Names of the metrics; None = all that the model has.
+      names: Names of the metrics, besides `maxima`; None = all that the model has.
       maxima: Metrics whose maximum over batches an evaluation reports, instead of the weighted mean.
     """
 
@@ -88,15 +88,16 @@ class Metrics(Configurable):
           ConfigError: The model has no metric of that name.
         """
         _check_names("task.metrics", (*(self.names or ()), *self.maxima), metrics)
-        names = metrics if self.names is None else ("loss", *self.names)
+        names = metrics if self.names is None else ("loss", *self.names, *self.maxima)
         return {name: value for name, value in metrics.items() if name in names}
 
     def of_batch(self, metrics: WeightedScalars) -> WeightedScalars:
-        """The reported metrics of a batch as (sum, weight), or (value, 1) for maxima."""
+        """The reported metrics of a batch as (sum, weight); for maxima (value, 1), without weights (-inf, 0)."""
 
         def one(name: str, value: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
             value = value.astype(jnp.float32)
-            return (value, jnp.ones_like(weight)) if name in self.maxima else (value * weight, weight)
+            maximum = jnp.where(weight > 0, value, -jnp.inf), jnp.sign(weight)
+            return maximum if name in self.maxima else (value * weight, weight)
 
         return {name: one(name, *pair) for name, pair in self.select_reported(metrics).items()}
 

@@ -25,7 +25,7 @@ from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import summarize
 from paxcli.training.session import open_session
 from paxcli.training.step import make_eval_step, make_train_step
-from paxcli.training.task import LossAggregator, VariationalNoise
+from paxcli.training.task import LossAggregator, Metrics, VariationalNoise
 
 
 def _small():
@@ -295,6 +295,19 @@ def test_the_state_says_what_it_counts():
     _, state = _run(_small(), 2)
     assert dataclasses.asdict(state)["step"] == 2
     assert state.skipped_steps == 0
+
+
+def test_a_batch_without_weights_has_no_maximum():
+    """It counted as 0, which is above a negative metric; and a maximum was reported only if `names` has it too."""
+    metrics = Metrics(names=("accuracy",), maxima=("reward_margin",))
+
+    def of_batch(margin: float, weight: float) -> dict:
+        values = {"loss": 1.0, "accuracy": 0.5, "reward_margin": margin, "other": 0.0}
+        return metrics.of_batch({name: (jnp.float32(x), jnp.float32(weight)) for name, x in values.items()})
+
+    found = metrics.combine([of_batch(-3.0, 2.0), of_batch(0.0, 0.0), of_batch(-2.0, 0.5)])
+    assert found == {"loss": (2.5, 2.5), "accuracy": (1.25, 2.5), "reward_margin": (-2.0, 1.0)}
+    assert metrics.combine([of_batch(0.0, 0.0)])["reward_margin"][1] == 0
 
 
 def test_the_reference_of_dpo_does_not_count_as_parameters():
