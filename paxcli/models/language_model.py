@@ -129,7 +129,7 @@ class LanguageModel(TransformerLm, CausalModel):
       dpo: Trains on preference pairs (`PreferenceInput`) instead of tokens, and evaluates on either; None = off. The
         loss of pairs has neither `label_smoothing` nor `z_loss_weight`.
       mtp_num_layers: Tokens after the next that are predicted as well (multi-token prediction), by one more layer each,
-        of the kind of the last. The mean of their losses is the metric `mtp_loss`. Decoding does not use them.
+        of the kind of the last. The mean loss of these tokens is the metric `mtp_loss`. Decoding does not use them.
 
     The other fields are those of `TransformerLm`.
     """
@@ -153,12 +153,15 @@ class LanguageModel(TransformerLm, CausalModel):
 
     def _predict(self, ids: Ids, batch: NestedMap) -> NestedMap:
         x, _ = self._hidden(ids, *self._segments(batch), None)
-        if self.mtp_num_layers:
-            self.sow("metrics", "mtp_loss", self._mtp_loss(x, batch))
-        return self._predict_from(x)
+        further = {"mtp_loss": self._mtp_loss(x, batch)} if self.mtp_num_layers else {}
+        return NestedMap(self._predict_from(x), further_metrics=further)
 
-    def _mtp_loss(self, x: HiddenStates, batch: NestedMap) -> jax.Array:
-        """The mean of the losses of further tokens. Those of another segment have no weight."""
+    def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
+        metrics, examples = super().compute_loss(predictions, batch)
+        return metrics | predictions.get("further_metrics", {}), examples
+
+    def _mtp_loss(self, x: HiddenStates, batch: NestedMap) -> tuple[jax.Array, jax.Array]:
+        """The mean loss of further tokens, and the sum of their weights. Those of another segment have none."""
         losses, labels, weights = [], batch.labels, batch.weights
         is_same = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
         for predictor in self._predictors:
@@ -166,8 +169,9 @@ class LanguageModel(TransformerLm, CausalModel):
             labels, weights = (jnp.roll(of_next, -1, axis=1) for of_next in (labels, weights))
             weights = jnp.where(is_same, weights, 0)
             metrics, _ = self.compute_loss(self._predict_from(x), NestedMap(labels=labels, weights=weights))
-            losses.append(metrics["loss"][0])
-        return jnp.mean(jnp.stack(losses))
+            losses.append(metrics["loss"])
+        total, weight = sum(loss * weight for loss, weight in losses), sum(weight for _, weight in losses)
+        return total / jnp.maximum(weight, 1e-6), weight
 
     @property
     def keeps_reference(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from paxcli.inputs.base_input import language_spec
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
+from paxcli.training.task import Metrics
 from tests.models import transformer_in_numpy as plain
 from tests.tolerances import FLOAT32
 
@@ -64,11 +65,23 @@ def mean_loss_in_numpy(params: dict) -> float:
                     weight = weights[t + depth + 1]
                     totals[depth] += weight * plain.cross_entropy(logits[t], labels[t + depth + 1])
                     counts[depth] += weight
-    return float(np.mean(totals / counts))
+    return float(totals.sum() / counts.sum())
 
 
 def test_the_loss_is_that_of_the_equations(params: dict) -> None:
     np.testing.assert_allclose(metrics_of(MODEL, params)["mtp_loss"][0], mean_loss_in_numpy(params), **FLOAT32)
+
+
+@pytest.mark.parametrize("depths", [1, 2])
+def test_an_evaluation_weighs_the_tokens_that_are_predicted(params: dict, depths: int) -> None:
+    """Batches whose main losses have other weights than those of the further tokens were averaged by the former."""
+    model, own = MODEL.clone(mtp_num_layers=depths), {k: v for k, v in params.items() if depths == 2 or k != "mtp_1"}
+    batch = NestedMap({**BATCH, "weights": BATCH.weights.at[0, 1:].set(0)})  # of row 0, the first target alone counts
+    find = jax.jit(lambda batch: Metrics().of_batch(model.loss_and_metrics(own, batch)[0]))
+    rows = [find(jax.tree.map(lambda x, i=i: x[i : i + 1], batch)) for i in range(B)]
+    found, expected = (Metrics().combine(batches)["mtp_loss"] for batches in (rows, [find(batch)]))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert float(rows[0]["mtp_loss"][1]) == 0
 
 
 def test_in_chunks_of_tokens_loss_and_gradients_are_the_same(params: dict) -> None:
