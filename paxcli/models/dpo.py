@@ -24,7 +24,8 @@ class Dpo(Configurable):
 
     The loss of a pair is `-log sigmoid(beta * margin)`. The margin is the log-probability of the chosen answer minus
     that of the rejected one, minus the same of the reference: the model at the start of the run. With LoRA this is the
-    model without its adapters; otherwise, a frozen copy of all parameters, which takes as much memory again.
+    model without its adapters; otherwise, a frozen copy of all parameters, which takes as much memory again. It is
+    computed as in evaluation: with `precision=fp8` its matmuls are not in FP8, and margins do not start at 0 exactly.
 
     Attributes:
       beta: How strongly the model is held to the reference.
