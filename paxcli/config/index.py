@@ -117,5 +117,4 @@ def _packages() -> Iterator[tuple[str, Path]]:
 def _module_name(package: str, root: Path, path: Path) -> str:
     if path == root:
         return package
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join([package, *parts]).removesuffix(".__init__")
+    return ".".join([package, *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from paxcli.config.bucket import repeat
 
@@ -43,22 +42,16 @@ def replace_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
     An error names the file, which is then unchanged. A device or a pipe is not replaced: the content is written to it.
     """
-    if "://" in os.fspath(path) or (os.path.exists(path) and not os.path.isfile(path)):
-        from etils import epath
-
-        repeat(epath.Path(path).write_bytes)(content)  # an upload is atomic
-        return
-    with _replacement(path, ".tmp") as temporary:
-        temporary.write_bytes(content)
+    with _replacement(path, ".tmp") as place:
+        write = repeat(place.write_bytes) if "://" in os.fspath(path) else place.write_bytes
+        write(content)
 
 
 def copy_file(source: str | os.PathLike[str], copy: str | os.PathLike[str]) -> None:
-    """Copies a file, to a bucket or as atomically as `replace_bytes`, and makes the directories of the copy."""
-    place: Any = contextlib.nullcontext(resolve_path(copy))
-    if "://" not in os.fspath(copy):
-        place = _replacement(copy, f".{os.getpid()}.tmp")  # other processes may copy it too
+    """Copies a file atomically, as `replace_bytes` writes, and makes the directories of the copy."""
     resolve_path(copy).parent.mkdir(parents=True, exist_ok=True)
-    with resolve_path(source).open("rb") as old, place as path, path.open("wb") as new:
+    own_suffix = f".{os.getpid()}.tmp"  # other processes may copy it too
+    with resolve_path(source).open("rb") as old, _replacement(copy, own_suffix) as place, place.open("wb") as new:
         shutil.copyfileobj(old, new, 1 << 22)
 
 
@@ -66,6 +59,9 @@ def copy_file(source: str | os.PathLike[str], copy: str | os.PathLike[str]) -> N
 def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
     """A temporary file with another suffix that replaces `path` at the end; an error deletes it, and names `path`."""
     target = os.path.realpath(path)  # that of a link
+    if "://" in os.fspath(path) or (os.path.exists(target) and not os.path.isfile(target)):
+        yield resolve_path(path)  # an upload is atomic
+        return
     temporary = Path(f"{target}{suffix}")
     try:
         yield temporary
@@ -73,7 +69,7 @@ def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
         rename_durably(temporary, target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        error.filename = os.fspath(path)
+        error.filename = error.filename if error.errno is None else os.fspath(path)
         raise
 
 

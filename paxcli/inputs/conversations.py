@@ -46,8 +46,7 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
     if not any(message["role"] == "assistant" for message in checked):
         raise DataError(f"{place} has no assistant message, so no token would have loss.", FIX_HINT)
     if record.get(SYSTEM) and checked[0]["role"] not in ("system", "developer"):
-        system = {"role": "system", "content": record[SYSTEM]}
-        return [_check_message(system, f"{place}, `{SYSTEM}`"), *checked]
+        return [_check_message({"role": "system", "content": record[SYSTEM]}, f"{place}, `{SYSTEM}`"), *checked]
     return checked
 
 

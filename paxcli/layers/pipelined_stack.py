@@ -150,7 +150,6 @@ def _copies(init: Callable[[jax.Array], Any], count: int, logical_axis: str) -> 
     """`init` with `count` keys, along a new leading dimension."""
 
     def init_all(key: jax.Array) -> Any:
-        variables = jax.vmap(init)(jax.random.split(key, count))
-        return nn.meta.add_axis(variables, 0, {nn.PARTITION_NAME: logical_axis})
+        return nn.meta.add_axis(jax.vmap(init)(jax.random.split(key, count)), 0, {nn.PARTITION_NAME: logical_axis})
 
     return init_all

@@ -30,12 +30,12 @@ _EVENTS = "pax-events"
 MetricValues = Mapping[str, float | int | None]
 
 
-def _known(number: str) -> float | None:
+def _read_number(number: str) -> float | None:
     """The value of a number in JSON; None for NaN, infinity and 1e999, as `JsonlWriter` writes them."""
     return value if math.isfinite(value := float(number)) else None
 
 
-_DECODER = json.JSONDecoder(parse_constant=_known, parse_float=_known)
+_DECODER = json.JSONDecoder(parse_constant=_read_number, parse_float=_read_number)
 
 
 class Writer(Protocol):

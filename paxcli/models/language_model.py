@@ -170,8 +170,8 @@ class LanguageModel(TransformerLm, CausalModel):
             weights = jnp.where(is_same, weights, 0)
             metrics, _ = self.compute_loss(self._predict_from(x), NestedMap(labels=labels, weights=weights))
             losses.append(metrics["loss"])
-        total, weight = sum(loss * weight for loss, weight in losses), sum(weight for _, weight in losses)
-        return total / jnp.maximum(weight, 1e-6), weight
+        values, counts = (jnp.stack(found) for found in zip(*losses, strict=True))
+        return jnp.sum(values * counts) / jnp.maximum(jnp.sum(counts), 1e-6), jnp.sum(counts)
 
     @property
     def keeps_reference(self) -> bool:

@@ -54,9 +54,8 @@ def evaluate(
             batch = put_batch(batch, mesh)
             found, examples = eval_step(params, batch)
             if of_scores is not None and not examples:
-                problem = f"The model has no `scores`, which the metrics of eval input `{source.name}` need."
                 hint = "Use a model with scores, such as LanguageModel, or remove the metric functions of the task."
-                raise ConfigError(problem, hint)
+                raise ConfigError(f"The model has no `scores`, which metrics of eval input `{source.name}` need.", hint)
             sums.append(found)
             scored.append(examples)
             # One batch computes while the next is read, so that a stop takes effect soon.

@@ -145,9 +145,8 @@ class Attention(SelfAttention):
             query_heads, key_heads = (self.num_heads, self._kv_heads) if self.qk_norm_joint else (1, 1)
             self.query_norm, self.key_norm = self.qk_norm(dims=query_heads * dims), self.qk_norm(dims=key_heads * dims)
         if self.relative_bias is not None:
-            self._distance_bias = self.relative_bias(
-                name="relative_bias", num_heads=self.num_heads, bidirectional=not self.causal
-            )
+            kind = {"num_heads": self.num_heads, "bidirectional": not self.causal}
+            self._distance_bias = self.relative_bias(name="relative_bias", **kind)
         if self.rotary is not None:
             self.rotate = self.rotary(dims_per_head=dims)
 
@@ -237,9 +236,8 @@ class Attention(SelfAttention):
         shape, axes = (self.model_dims, heads, dims), ("embed", axis, "head_dim")
         matmul: dict[str, Any] = dict(contracts=(0,), produces=(1, 2), factored=True)
         w = self.weight(name, self.params_init, shape, axes, fused=fused, group=group, factor=start, **matmul)
-        if not self.use_bias:
-            return w, None
-        return w, self.zero_weight(f"{name}_bias", shape[1:], axes[1:], group=bias_group)
+        bias = self.zero_weight(f"{name}_bias", shape[1:], axes[1:], group=bias_group) if self.use_bias else None
+        return w, bias
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _queries(self, x: jax.Array) -> jax.Array:
