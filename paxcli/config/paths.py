@@ -69,7 +69,8 @@ def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
         rename_durably(temporary, target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        error.filename = error.filename if error.errno is None else os.fspath(path)
+        if error.errno is not None:
+            error.filename = os.fspath(path)
         raise
 
 

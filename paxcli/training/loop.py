@@ -76,7 +76,6 @@ class TrainingRun:
         evals = [source for source in session.experiment.eval_inputs if not source.reset_for_eval]
         self.continued = {_split(source): source for source in evals}
         self.eval_positions, self.evaluated_step = self._eval_positions(), 0
-        self.seconds = 0.0
         newest = self.store.latest_step()
         self.resumes, self.last_step = newest is not None, newest or 0
         lines = list(read_lines(run_dir.path / FILE_NAME, sample=True))
