@@ -17,15 +17,16 @@ class CrossAttention(Attention):
     """Multi-head attention whose keys and values come from a source sequence (Vaswani et al., 2017, section 3.2.3).
 
     Pax: the `cross_attention` of `praxis.layers.Transformer`. The fields are those of `Attention`. The positions of the
-    two sequences have no common order, so `causal` has to be False, and `rotary`, `window` and `relative_bias` None.
+    two sequences have no common order, so `causal` has to be False, and `rotary`, `window`, `relative_bias` and
+    `temperature_growth` None.
     """
 
     causal: bool = False
     combine_qkv: bool = False
 
     def setup(self) -> None:
-        if self.causal or self.rotary is not None or self.relative_bias is not None:
-            hint = "Leave `causal` False, `rotary` and `relative_bias` None."
+        if self.causal or any(self.named_fields("rotary", "relative_bias", "temperature_growth").values()):
+            hint = "Leave `causal` False, `rotary`, `relative_bias` and `temperature_growth` None."
             raise ConfigError("Cross-attention has no order of positions.", hint)
         if self.kernel not in ("auto", "xla"):
             raise ConfigError(f"Cross-attention has no kernel `{self.kernel}`.", "Set `kernel` to `auto` or `xla`.")
@@ -54,7 +55,8 @@ class CrossAttention(Attention):
             key, value = map(shard_heads, ("key", "value"), self._keys_and_values(source))
             cache = KVCache(jnp.swapaxes(key, 2, 3), value)
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
-        return self._project_output(dot_product_attention(query, *cache.in_rows, same, self.logit_cap)), cache
+        context = dot_product_attention(query, *cache.in_rows, same, self.logit_cap, None, self.sink_logits)
+        return self._project_output(context), cache
 
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, source_length = shape
