@@ -85,7 +85,7 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     full = {**family.defaults, **config}
     if "num_local_experts" in config:  # as transformers 5 writes `num_experts`
         full["num_experts"] = config["num_local_experts"]
-    for key, allowed in family.required.items():
+    for key, allowed in {"is_causal": [True], **family.required}.items():
         if full.get(key, allowed[0]) not in allowed:
             raise ConfigError(f"{key}={full[key]!r} is not supported in {kind}.", f"Supported: {allowed[0]!r}.")
     try:

@@ -346,6 +346,7 @@ def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
             "MambaForCausalLM: it lacks a conversion for it",
         ),
         ({"attention_bias": True}, "attention_bias=True is not supported in llama"),
+        ({"is_causal": False}, "is_causal=False is not supported in llama"),
         ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "it lacks a conversion for it"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type=longrope is not supported"),
         ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 for Phi-3 only"),
