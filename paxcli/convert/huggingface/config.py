@@ -239,7 +239,8 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     fields = _SCALINGS[kind]["fields"]
     given = {field: scaling[key] for key, field in fields.items() if scaling.get(key) is not None}
     if "original_max_position_embeddings" in fields:
-        given.setdefault("original_max_seq_len", c["max_position_embeddings"])
+        inside = given.get("original_max_seq_len", c["max_position_embeddings"])
+        given["original_max_seq_len"] = c.get("original_max_position_embeddings") or inside  # as transformers reads it
     if kind == "yarn" and "attention_factor" not in given and scaling.get("mscale") and scaling.get("mscale_all_dim"):
         factor, divisor = (_yarn_factor(scaling["factor"], scaling[key]) for key in ("mscale", "mscale_all_dim"))
         given["attention_factor"] = factor / divisor

@@ -416,6 +416,15 @@ def test_scaling_begins_at_the_context_of_the_config(kind: str):
     assert values["stack.block.attention.rotary.scaling.original_max_seq_len"] == 96
 
 
+@pytest.mark.parametrize("inside", [{}, {"original_max_position_embeddings": 16}], ids=["alone", "over another"])
+def test_scaling_begins_at_a_context_beside_it(inside: dict[str, int]):
+    """transformers moves a top-level `original_max_position_embeddings` into `rope_parameters`, where it overrides."""
+    scaling = {"rope_type": "yarn", "factor": 2.0} | inside
+    keys = {"original_max_position_embeddings": 32, "rope_parameters": scaling}
+    values = model_values(CONFIGS["llama31"] | keys)
+    assert values["stack.block.attention.rotary.scaling.original_max_seq_len"] == 32
+
+
 @pytest.mark.parametrize(("mscale", "factor"), [({}, None), ({"mscale": 0}, None), ({"mscale": 1.0}, 1.0249580)])
 def test_yarn_sharpens_by_mscale_where_both_of_its_keys_are_set(mscale: dict[str, float], factor: float | None):
     """As in transformers: None is `0.1 ln(factor) + 1`, 1.0249580 the ratio of that for 1.0 and for 0.8."""
