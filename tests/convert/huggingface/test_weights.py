@@ -425,6 +425,13 @@ def test_scaling_begins_at_a_context_beside_it(inside: dict[str, int]):
     assert values["stack.block.attention.rotary.scaling.original_max_seq_len"] == 32
 
 
+def test_heads_of_qwen_3_moe_are_as_wide_as_in_transformers():
+    """Without `head_dim` in its config.json: hidden_size / num_attention_heads, which is 128 for Qwen 3 alone."""
+    base = {key: value for key, value in CONFIGS["qwen3_moe"].items() if key != "head_dim"}
+    assert model_values(base)["dims_per_head"] is None
+    assert model_values(base | {"model_type": "qwen3"} | SIZES)["dims_per_head"] == 128
+
+
 @pytest.mark.parametrize(("mscale", "factor"), [({}, None), ({"mscale": 0}, None), ({"mscale": 1.0}, 1.0249580)])
 def test_yarn_sharpens_by_mscale_where_both_of_its_keys_are_set(mscale: dict[str, float], factor: float | None):
     """As in transformers: None is `0.1 ln(factor) + 1`, 1.0249580 the ratio of that for 1.0 and for 0.8."""
