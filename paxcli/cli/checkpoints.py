@@ -90,7 +90,7 @@ def rm(
     from paxcli.training.run_dir import RunDir
 
     find_steps(run_dir)
-    with RunDir(run_dir).lock():
+    with RunDir(run_dir).lock(dry_run):
         deleted = [dataclasses.asdict(info) for info in delete_checkpoints(run_dir, steps, dry_run)]
     verb = "Would delete" if dry_run else "Deleted"
     say_result({"deleted": deleted}, "\n".join(f"{verb} {_line(one)}" for one in deleted), as_json)

@@ -87,7 +87,9 @@ def test_verify_exits_with_5_and_names_the_intact_ones(run_dir: pathlib.Path, ca
 
 
 def test_deleted_ones_are_gone_and_the_last_one_stays(run_dir: pathlib.Path) -> None:
+    files = {*run_dir.iterdir()}
     assert command("rm", str(run_dir), "--step", "1", "--dry-run") == 0
+    assert {*run_dir.iterdir()} == files
     assert steps_of(run_dir) == [1, 2, 3]
     assert command("rm", str(run_dir), "--step", "1", "--step", "2") == 0
     assert steps_of(run_dir) == [3]
