@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from paxcli.checkpoint.local_tier import find_local
-from paxcli.checkpoint.manager import CheckpointStore, delete_step, find_steps, format_steps
+from paxcli.checkpoint.manager import COMMITTED, CheckpointStore, delete_step, find_steps, format_steps
 from paxcli.checkpoint.reading import read_arrays, read_manifest
 from paxcli.config.paths import copy_file, rename_durably, resolve_path, size_and_time
 from paxcli.errors import ConfigError, DataError
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
 _CHECKPOINTS = "checkpoints"
 _RUN_FILES = ("recipe*.yaml", "config.txt", "environment.json", "tokenizers.json", "tokenizers", "huggingface")
 # Copied last: a step directory without these does not count as a checkpoint.
-_COMMIT_FILES = ("_CHECKPOINT_METADATA", "commit_success.txt")
+_COMMIT_FILES = ("_CHECKPOINT_METADATA", COMMITTED)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ _NO_ANSWER = re.compile(r"[A-Z]+_(EXCEEDED|EXHAUSTED)|UNA[A-Z]+|PERMISSION_DENIE
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
+COMMITTED = "commit_success.txt"  # Orbax writes it last; in a bucket, a directory without it is not a checkpoint
 _CLOCK_SECONDS = 60  # a change of the clock from which on it explains a timeout
 
 
@@ -332,7 +333,13 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
 
 
 def delete_step(step_dir: epath.Path) -> None:
-    """Deletes one checkpoint as retention does: if the process dies meanwhile, the next training deletes the rest."""
+    """Deletes one checkpoint as retention does: if the process dies meanwhile, the next training deletes the rest.
+
+    In a bucket, where a rename would copy every array, what is left is not a checkpoint: its marker goes first.
+    """
+    if "://" in os.fspath(step_dir):
+        (step_dir / COMMITTED).unlink(missing_ok=True)
+        return step_dir.rmtree()
     trash = step_dir.parent / _TRASH
     shutil.rmtree(trash, ignore_errors=True)  # the rest of an earlier deletion
     trash.mkdir(exist_ok=True)

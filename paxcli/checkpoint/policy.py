@@ -61,7 +61,6 @@ def parse_duration(text: str) -> datetime.timedelta:
       ConfigError: Anything else, or a duration of zero.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(text))
-    duration = datetime.timedelta(**{_UNITS[match[2] or "s"]: float(match[1])}) if match else datetime.timedelta(0)
-    if not duration:
-        raise ConfigError(f"`{text}` is not a duration.", "Write a number and a unit: 30s, 15m, 2h or 1d.")
-    return duration
+    if match and (duration := datetime.timedelta(**{_UNITS[match[2] or "s"]: float(match[1])})):
+        return duration
+    raise ConfigError(f"`{text}` is not a duration.", "Write a number and a unit: 30s, 15m, 2h or 1d.")

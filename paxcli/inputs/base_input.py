@@ -402,8 +402,7 @@ def tokenizer_of(source: BaseInput) -> Any:
     Raises:
       ConfigError: It has none.
     """
-    tokenizer = source.text_tokenizer
-    if tokenizer is None:
-        hint = "Decode a run that was trained on text."
-        raise ConfigError(f"{type(source).__name__} has no tokenizer, so text cannot be decoded.", hint)
-    return tokenizer
+    if (tokenizer := source.text_tokenizer) is not None:
+        return tokenizer
+    hint = "Decode a run that was trained on text."
+    raise ConfigError(f"{type(source).__name__} has no tokenizer, so text cannot be decoded.", hint)

@@ -210,11 +210,10 @@ class TextInput(RandomAccessInput):
     def _files(self) -> list[SourceFile]:
         """The files of the split, sorted by name."""
         files, split = self._source_files(), self._split_name()
-        chosen = [file for file in files if split is None or self._split_of(file.name) == split]
-        if not chosen:
-            hint = "Change eval_fraction, or set split=None and different `files` for each input."
-            self.refuse(f"none of {len(files)} files is in split `{split}`.", hint, DataError)
-        return chosen
+        if chosen := [file for file in files if split is None or self._split_of(file.name) == split]:
+            return chosen
+        hint = "Change eval_fraction, or set split=None and different `files` for each input."
+        self.refuse(f"none of {len(files)} files is in split `{split}`.", hint, DataError)
 
     def _split_name(self) -> str | None:
         return self.split

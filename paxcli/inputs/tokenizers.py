@@ -259,10 +259,9 @@ class HuggingFaceTokenizer(_NamedTokens):
         return _read_hugging_face(str(self.path), read_text(_file(self.path)))
 
     def _id(self, token: str) -> int:
-        found = self._model.token_to_id(token)
-        if found is None:
-            raise DataError(f"{self.path} has no token `{token}`.", "Use a token of its vocabulary.")
-        return found
+        if (found := self._model.token_to_id(token)) is not None:
+            return found
+        raise DataError(f"{self.path} has no token `{token}`.", "Use a token of its vocabulary.")
 
     vocab_size = property(lambda self: self._model.get_vocab_size())
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)

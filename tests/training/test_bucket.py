@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import socket
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,3 +58,18 @@ def test_a_run_in_a_bucket_goes_on_where_it_was(pax, of_bucket, tmp_path: pathli
     shown = pax("recipes", "show", "gs://mine/run", env=of_bucket)
     assert "num_train_steps: 4" in shown.stdout, shown.stdout + shown.stderr
     assert list(tmp_path.iterdir()) == []  # nothing of it is on this machine
+
+
+@pytest.mark.slow
+def test_a_checkpoint_in_a_bucket_is_deleted(pax, of_bucket) -> None:
+    first = pax(
+        "train", "tiny-synthetic", *BRIEF, "--set", "num_train_steps=4", "--run-dir", "gs://mine/run", env=of_bucket
+    )
+    assert first.returncode == 0, first.stderr
+    deleted = pax("checkpoints", "rm", "gs://mine/run", "--step", "2", env=of_bucket)
+    assert deleted.returncode == 0, deleted.stderr
+    with urllib.request.urlopen(f"{of_bucket['STORAGE_EMULATOR_HOST']}/storage/v1/b/mine/o?maxResults=1000") as reply:
+        names = [item["name"] for item in json.load(reply)["items"]]
+    assert {name.split("/")[2] for name in names if name.startswith("run/checkpoints/")} - {""} == {"4"}
+    resumed = pax("train", "gs://mine/run", "--set", "num_train_steps=5", "--allow-changed", env=of_bucket)
+    assert "Resuming gs://mine/run at step 4." in resumed.stderr, resumed.stderr
