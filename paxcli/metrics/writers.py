@@ -30,12 +30,12 @@ _EVENTS = "pax-events"
 MetricValues = Mapping[str, float | int | None]
 
 
-def _read_number(number: str) -> float | None:
+def _parse_number(number: str) -> float | None:
     """The value of a number in JSON; None for NaN, infinity and 1e999, as `JsonlWriter` writes them."""
     return value if math.isfinite(value := float(number)) else None
 
 
-_DECODER = json.JSONDecoder(parse_constant=_read_number, parse_float=_read_number)
+_DECODER = json.JSONDecoder(parse_constant=_parse_number, parse_float=_parse_number)
 
 
 class Writer(Protocol):
