@@ -89,10 +89,9 @@ def _entry_in_file(path: Path, function: str) -> RecipeEntry:
         raise ConfigError(f"{path} has no recipe.", "Put `@recipe()` on a public function in it.")
     if not function and len(entries) > 1:
         raise ConfigError(f"{path} has {len(entries)} recipes.", f"Choose one: `{path}:{next(iter(entries))}`.")
-    entry = entries.get(function.replace("-", "_")) if function else next(iter(entries.values()))
-    if entry is None:
-        raise ConfigError(f"{path} has no recipe `{function}`.", names_hint(function, entries))
-    return entry
+    if entry := entries.get(function.replace("-", "_") or next(iter(entries))):
+        return entry
+    raise ConfigError(f"{path} has no recipe `{function}`.", names_hint(function, entries))
 
 
 def _call(entry: RecipeEntry) -> fdl.Config:
