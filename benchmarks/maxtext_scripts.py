@@ -21,6 +21,7 @@ import tempfile
 import time
 
 from paxcli.convert.maxtext.launch_to_recipe import convert
+from paxcli.convert.maxtext.sizes import num_parameters
 from paxcli.convert.maxtext.source import read_file
 from paxcli.errors import ConfigError
 
@@ -69,7 +70,7 @@ def convert_all(folder: pathlib.Path, day: str) -> dict[str, list]:
         for launch in launches:
             try:
                 converted = convert(launch, path.name, date=date)
-                results.append({"values": converted.values, "parameters": converted.parameters})
+                results.append({"values": converted.values, "parameters": num_parameters(converted.settings)})
             except ConfigError as error:
                 results.append({"refused": kind_of(error), "line": launch.line})
         results.append({"seconds": time.perf_counter() - began})

@@ -24,8 +24,8 @@ import numpy as np
 from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType, compare_arrays
 from paxcli.convert.steps import Arrays, Step
 
+# What tensors hold: parameters, their moving average, or Adam's first or second moments of them.
 Kind = Literal["params", "ema", "mu", "nu"]
-"""What tensors hold: parameters, their moving average, or Adam's first or second moments of them."""
 
 Side = Literal["foreign", "pax"]
 

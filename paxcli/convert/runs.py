@@ -28,8 +28,8 @@ from paxcli.training.state import TrainState
 
 PathLike = str | os.PathLike[str]
 ExperimentConfig = fdl.Config[Experiment]
+# Name, config and YAML of a recipe.
 Recipe = tuple[str, ExperimentConfig, str]
-"""Name, config and YAML of a recipe."""
 
 # Names of the trees in pax's optimizer states that have an array for each parameter.
 _PER_PARAMETER: dict[str, Kind] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
 from paxcli.errors import ConfigError, did_you_mean
 
+# The argument that chooses one configuration of a file: `--arg name=…`.
 CHOICE = "name"
-"""The argument that chooses one configuration of a file: `--arg name=…`."""
 
 
 def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> LaunchFile:

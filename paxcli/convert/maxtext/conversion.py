@@ -9,7 +9,6 @@ from typing import Any
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.launch import Launch
 from paxcli.convert.maxtext.settings import Dropped, Settings
-from paxcli.convert.maxtext.sizes import StepFlops, flops, parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +66,6 @@ class Conversion:
     approximated: list[str] = dataclasses.field(default_factory=list)
     topology: Topology = Topology()
     num_devices: int | None = None
-
-    @property
-    def parameters(self) -> int:
-        """The number of MaxText's parameters, from its own sizes."""
-        return parameters(self.settings)
-
-    @property
-    def flops(self) -> StepFlops:
-        """TFLOPs per step and device, by MaxText's formula of the date."""
-        return flops(self.settings)
 
     @property
     def global_batch(self) -> int | None:

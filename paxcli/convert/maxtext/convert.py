@@ -15,6 +15,7 @@ from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report
+from paxcli.convert.maxtext.sizes import flops, num_parameters
 from paxcli.convert.maxtext.source import read_source
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
@@ -81,19 +82,19 @@ def describe(
     config.task.model.dpo = None  # which needs pairs, and a copy of the parameters
     if check:
         validate(config)
-    sizes = summarize(config)
+    sizes, theirs = summarize(config), flops(conversion.settings)
     text = report(conversion, sizes["parameters"], verbose)
     skipped = [f"line {found.line}: {found.text[:80]}: {found.reason}" for found in (*file.skipped, *file.others)]
     text += "".join(["\n\nSkipped:", *(f"\n  {printable(line)}" for line in skipped)]) if skipped else ""
     result = {
         "recipe": recipe_python(conversion) if python else recipe_yaml(conversion),
         "parameters": sizes["parameters"],
-        "maxtext_parameters": conversion.parameters,
+        "maxtext_parameters": num_parameters(conversion.settings),
         "tokens_per_step": conversion.tokens_per_step,
         "num_devices": conversion.num_devices,
         "date": str(conversion.settings.date),
-        "maxtext_tflops_per_device": conversion.flops.total,
-        "flops_formula": conversion.flops.formula,
+        "maxtext_tflops_per_device": theirs.total,
+        "flops_formula": theirs.formula,
         "table": [dataclasses.asdict(row) for row in conversion.rows],
         "dropped": [dataclasses.asdict(dropped) for dropped in conversion.settings.dropped],
         "approximated": conversion.approximated,
@@ -104,7 +105,7 @@ def describe(
     if check and sizes["flops_per_step"]:
         tflops = sizes["flops_per_step"] / sizes["num_devices"] / 1e12
         result["tflops_per_device"] = tflops
-        difference = tflops / conversion.flops.total - 1
+        difference = tflops / theirs.total - 1
         counted = f"{tflops:,.2f} TFLOPs per step and device, {difference:+.2%} of MaxText's formula"
         text += f"\n\nChecked: pax counts {counted}."
     return result | {"report": text}

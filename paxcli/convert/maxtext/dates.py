@@ -9,8 +9,8 @@ from collections.abc import Collection
 from paxcli.convert.maxtext.launch import Launch
 from paxcli.convert.maxtext.tables import FIRST_DAY, day_of, entries, lives, timelines
 
+# The last day that the tables cover.
 LAST_DAY = datetime.date(2026, 8, 22)
-"""The last day that the tables cover."""
 
 _HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balance_loss_weight", "log_period", "_flops")
 _OF_EXPERTS = ("base_moe_mlp_dim", "shared_experts")

@@ -79,12 +79,10 @@ def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> list[Any]:
 
 def _tensors(fused_qkv: bool, single: bool) -> dict[str, str]:
     """Pax's name of each activation of a layer -> MaxText's."""
-    wide = {"feed_forward_in": "mlpwi"} if single else {"feed_forward_gate": "mlpwi_0", "feed_forward_in": "mlpwi_1"}
-    return {
-        _INPUT: "decoder_layer_input",
-        **{name: "qkv_proj" if fused_qkv else f"{name}_proj" for name in _ATTENTION},
-        "context": "context",
-        "out_proj": "out_proj",
-        **wide,
-        "feed_forward_out": "mlpwo",
-    }
+    names: dict[str, str] = {**tables.remat()["activations"]}
+    if fused_qkv:
+        names |= dict.fromkeys(_ATTENTION, "qkv_proj")
+    if single:
+        names["feed_forward_in"] = "mlpwi"
+        del names["feed_forward_gate"]
+    return names

@@ -11,6 +11,7 @@ from typing import Any
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion, Row
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
+from paxcli.convert.maxtext.sizes import flops, num_parameters
 
 
 def recipe_yaml(converted: Conversion) -> str:
@@ -44,13 +45,13 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
     """The report of a conversion: sizes, what is not exact, and the launch's values; with `verbose` all values."""
     settings, flags = converted.settings, converted.launch.flags
     sizes = [
-        f"parameters: {converted.parameters:,} by MaxText's sizes"
+        f"parameters: {num_parameters(converted.settings):,} by MaxText's sizes"
         + (f", {parameters:,} by the recipe" if parameters is not None else ""),
         f"devices: {converted.num_devices or 'all available'}"
         + (f" ({converted.topology.source})" if converted.topology.source else "")
         + ("; as many slices as the DCN axes have" if converted.topology.slices is None else ""),
         *([f"tokens per step: {converted.tokens_per_step:,}"] if converted.tokens_per_step is not None else []),
-        f"TFLOPs per step and device: {converted.flops.total:,.2f} ({converted.flops.formula})",
+        f"TFLOPs per step and device: {flops(converted.settings).total:,.2f} ({flops(converted.settings).formula})",
         *expectation(converted),
     ]
     shown = [row for row in converted.rows if verbose or row.line is not None or row.origin == "environment"]
@@ -78,8 +79,8 @@ def expectation(converted: Conversion) -> list[str]:
     if not rate:
         return [f"Its comment: {converted.launch.note}"] if converted.launch.note else []
     return [
-        f"Expected: {rate:g} TFLOP/s per device, counted by {converted.flops.formula}:"
-        f" {converted.flops.total / rate:.2f} s per step."
+        f"Expected: {rate:g} TFLOP/s per device, counted by {flops(converted.settings).formula}:"
+        f" {flops(converted.settings).total / rate:.2f} s per step."
     ]
 
 
@@ -92,7 +93,7 @@ def _description(converted: Conversion) -> list[str]:
     lines = [
         f"{converted.name}, converted from MaxText of {converted.settings.date}.",
         "",
-        f"{converted.parameters / 1e9:.2f} billion parameters"
+        f"{num_parameters(converted.settings) / 1e9:.2f} billion parameters"
         + (f" on {converted.num_devices} devices." if converted.num_devices else "."),
         *expectation(converted),
         *(f"Set {name}={value}" for name, value in converted.launch.flags.items()),

@@ -70,7 +70,7 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
     return heads, emb, layers
 
 
-def parameters(settings: Settings) -> int:
+def num_parameters(settings: Settings) -> int:
     """The number of parameters, from the model's dimensions."""
     s, block = sizes_of(settings), settings["decoder_block"]
     branches, experts, dense = len(settings["mlp_activations"]), settings["num_experts"], num_dense(settings)
@@ -182,7 +182,7 @@ def flops(settings: Settings) -> StepFlops:
     mtp_layers = settings["mtp_num_layers"] if settings.date >= tables.day_of("flops_count_mtp") else 0
     attention = 2 * tokens * length * s.heads * (s.head_dim + value_dim) * (s.layers + mtp_layers) * _TRAINING * share
     if counted_by == "parameters":
-        weights = 6 * parameters(settings) * tokens
+        weights = 6 * num_parameters(settings) * tokens
     else:
         weights = _TRAINING * _matmuls(settings, s, tokens, mtp_layers)
         attention *= _window_fraction(settings, length) if share < 1 else 1

@@ -67,18 +67,13 @@ def _other_script(path: Path, name: str) -> str | None:
 
 def _bare_pairs(text: str) -> Launch | None:
     """A file of nothing but `key=value` words, as one launch; None for any other file."""
-    launch = Launch(1)
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:  # a quote that is never closed
-            return None
-        for word in words:
-            key, equals, value = word.partition("=")
-            if not equals or not key.islower():
-                return None
-            launch.pairs.append(Pair(key, value, number))
-    return launch if launch.pairs else None
+    lines = enumerate(text.splitlines(), start=1)
+    try:
+        words = [(word.partition("="), number) for number, line in lines for word in shlex.split(line, comments=True)]
+    except ValueError:  # a quote that is never closed
+        return None
+    pairs = [Pair(key, value, number) for (key, equals, value), number in words if equals and key.islower()]
+    return Launch(1, pairs=pairs) if pairs and len(pairs) == len(words) else None
 
 
 def _read_config(launch: Launch, path: Path) -> None:

@@ -91,8 +91,8 @@ def keys_without_field() -> dict[str, str]:
     return {key: why for why, keys in _read("keys.yaml")["unused"].items() for key in keys}
 
 
-def remat() -> dict[str, dict[str, list[Any]]]:
-    """`policies` of MaxText -> pax's policy, offloaded activations, difference; and what policies save on device."""
+def remat() -> dict[str, dict[str, Any]]:
+    """`policies` of MaxText -> pax's policy, offloaded activations, difference; `activations`; what policies save on device."""
     return _read("remat.yaml")
 
 

@@ -182,10 +182,9 @@ def _set_run(draft: Conversion, steps: int) -> None:
     draft.copy(_TRAIN, "eval_interval_steps")
     if settings["eval_interval"] > 0:
         draft.settings.undecided.append("The evaluation: its data is not converted; set `eval_inputs`.")
-    if settings["enable_checkpointing"]:
-        draft.set("checkpoint.save_interval_steps", max(settings["checkpoint_period"], 1), "checkpoint_period")
-    else:
-        draft.set("checkpoint.save_interval_steps", steps, "enable_checkpointing")
+    saves = settings["enable_checkpointing"]
+    interval = max(settings["checkpoint_period"], 1) if saves else steps
+    draft.set("checkpoint.save_interval_steps", interval, "checkpoint_period" if saves else "enable_checkpointing")
     draft.copy("checkpoint", "save_max_to_keep", "async_save")
     draft.set("task.name", settings["run_name"] or "maxtext", "run_name")
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}

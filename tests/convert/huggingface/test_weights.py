@@ -410,19 +410,12 @@ def test_sampling_from_all_tokens_is_not_exported_as_from_fifty(tmp_path: pathli
 
 @pytest.mark.parametrize("kind", ["yarn", "llama3"])
 def test_scaling_begins_at_the_context_of_the_config(kind: str):
-    """As in transformers, where `original_max_position_embeddings` is missing."""
+    """As in transformers: beside `rope_parameters`, which overrides; inside; or else `max_position_embeddings`."""
     scaling = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    values = model_values(CONFIGS["llama31"] | {"max_position_embeddings": 96, "rope_parameters": scaling})
-    assert values["stack.block.attention.rotary.scaling.original_max_seq_len"] == 96
-
-
-@pytest.mark.parametrize("inside", [{}, {"original_max_position_embeddings": 16}], ids=["alone", "over another"])
-def test_scaling_begins_at_a_context_beside_it(inside: dict[str, int]):
-    """transformers moves a top-level `original_max_position_embeddings` into `rope_parameters`, where it overrides."""
-    scaling = {"rope_type": "yarn", "factor": 2.0} | inside
-    keys = {"original_max_position_embeddings": 32, "rope_parameters": scaling}
-    values = model_values(CONFIGS["llama31"] | keys)
-    assert values["stack.block.attention.rotary.scaling.original_max_seq_len"] == 32
+    base, inside = CONFIGS["llama31"] | {"max_position_embeddings": 96}, {"original_max_position_embeddings": 16}
+    beside = {"original_max_position_embeddings": 32, "rope_parameters": scaling | inside}
+    found = [model_values(base | keys) for keys in ({"rope_parameters": scaling}, beside)]
+    assert [values["stack.block.attention.rotary.scaling.original_max_seq_len"] for values in found] == [96, 32]
 
 
 def test_heads_of_qwen_3_moe_are_as_wide_as_in_transformers():

@@ -24,6 +24,7 @@ from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
 from paxcli.convert.maxtext.render import recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.shell import read_script
+from paxcli.convert.maxtext.sizes import num_parameters
 from paxcli.convert.maxtext.topology import devices_of
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
@@ -140,7 +141,7 @@ def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
         assert f"of model {name}: pax lacks " in error.message and "lacks that" not in error.message
         return
     config.train_input = load("maxtext-base").config.train_input
-    assert summarize(config)["parameters"] == converted.parameters
+    assert summarize(config)["parameters"] == num_parameters(converted.settings)
 
 
 def test_meshes() -> None:
@@ -225,7 +226,7 @@ def test_gemma3_has_query_and_key_norms_without_a_key() -> None:
     keys = {key: setting.value for key, setting in by_name.settings.values.items() if setting.origin == "model"}
     assert "use_qk_norm" not in keys
     by_keys = of_keys("2026-08-22", **keys, dataset_type="synthetic")
-    assert by_keys.parameters == by_name.parameters == 3_880_099_328
+    assert num_parameters(by_keys.settings) == num_parameters(by_name.settings) == 3_880_099_328
     assert by_keys.values["task.model.stack.turns.0.attention.qk_norm"] == "RmsNorm"
 
 
@@ -314,7 +315,7 @@ def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
     converted = of_script(name, GOLDEN[name], topology="v5e-256" if name == "gpt3_half.sh" else None)
     config = recipe_with(BASE_RECIPE, converted.values)
     config.train_input = load("maxtext-base").config.train_input
-    assert summarize(config)["parameters"] == converted.parameters
+    assert summarize(config)["parameters"] == num_parameters(converted.settings)
 
 
 def _there_and_back(first: Conversion) -> None:

@@ -13,6 +13,7 @@ from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.render import report
+from paxcli.convert.maxtext.sizes import flops, num_parameters
 from paxcli.convert.runs import recipe_with
 from paxcli.training.experiment import summarize
 
@@ -120,11 +121,11 @@ def test_multi_token_prediction_is_converted(name: str, matmuls: int, attention:
     assert further.values["task.loss_aggregator.loss_keys"] == ["loss", "mtp_loss"]
     assert further.values["task.loss_aggregator.loss_weights"] == [1.0, 0.3]
     more = 2 * batch * length * (6 * matmuls + 3 * length * attention) / 1e12
-    assert further.flops.total - plain.flops.total == pytest.approx(more)
+    assert flops(further.settings).total - flops(plain.settings).total == pytest.approx(more)
     before = of_model(name, "2026-04-20", **keys, mtp_num_layers=2)
-    assert before.flops.total == of_model(name, "2026-04-20", **keys).flops.total
+    assert flops(before.settings).total == flops(of_model(name, "2026-04-20", **keys).settings).total
     config = recipe_with(BASE_RECIPE, further.values)
-    assert summarize(config)["parameters"] == further.parameters > plain.parameters
+    assert summarize(config)["parameters"] == num_parameters(further.settings) > num_parameters(plain.settings)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import convert
+from paxcli.convert.maxtext.sizes import num_parameters
 from paxcli.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -113,7 +114,7 @@ def default_of(key: str, day: datetime.date) -> object:
 
 @pytest.mark.parametrize("name", CONVERTED)
 def test_a_model_has_the_parameters_of_its_file(name: str) -> None:
-    assert of_model(name).parameters == count(FILES[name])
+    assert num_parameters(of_model(name).settings) == count(FILES[name])
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -144,7 +145,7 @@ def models_table() -> str:
     for name in FILES:
         if name in CONVERTED:
             remark = "text decoder only" if FILES[name].get("use_multimodal") else ""
-            lines.append(f"| `{name}` | {of_model(name).parameters:,} | {remark} |")
+            lines.append(f"| `{name}` | {num_parameters(of_model(name).settings):,} | {remark} |")
         else:
             with pytest.raises(ConfigError) as refused:
                 of_model(name)

@@ -10,7 +10,7 @@ import pytest
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.settings import Settings, settings_of
-from paxcli.convert.maxtext.sizes import flops, parameters, sizes_of
+from paxcli.convert.maxtext.sizes import flops, num_parameters, sizes_of
 from paxcli.convert.maxtext.source import read_file
 from paxcli.errors import ConfigError
 
@@ -54,8 +54,8 @@ def test_a_power_of_two_scales_by_the_rule_of_the_day(scale, emb, mlp, heads, la
     settings = of("2025-01-01", global_parameter_scale=scale)
     s = sizes_of(settings)
     assert (s.emb, s.mlp, s.heads, s.kv_heads, s.layers, s.head_dim) == (emb, mlp, heads, heads, layers, 128)
-    assert parameters(settings) / 1e9 == pytest.approx(now, rel=5e-3)
-    assert parameters(of("2023-11-15", global_parameter_scale=scale)) / 1e9 == pytest.approx(before, rel=5e-3)
+    assert num_parameters(settings) / 1e9 == pytest.approx(now, rel=5e-3)
+    assert num_parameters(of("2023-11-15", global_parameter_scale=scale)) / 1e9 == pytest.approx(before, rel=5e-3)
 
 
 def test_the_first_rules_of_scaling() -> None:
@@ -70,13 +70,13 @@ def test_the_first_rules_of_scaling() -> None:
 def test_22b_of_2023(name: str) -> None:
     settings = of_script(name, "2023-07-20" if name != "2xv4-128.base.sh" else "2023-07-21")
     assert sizes_of(settings).layers == 48 and sizes_of(settings).head_dim == 256
-    assert parameters(settings) / 1e9 == pytest.approx(21.94, abs=0.01)
+    assert num_parameters(settings) / 1e9 == pytest.approx(21.94, abs=0.01)
     assert flops(settings).total == pytest.approx(2157.2 + (29.7 * 2 if settings.date.month > 7 else 59.4), abs=0.6)
 
 
 def test_22b_since_2024_is_another_model_of_the_same_keys() -> None:
-    assert parameters(of_script("22b.sh", "2023-12-15")) / 1e9 == pytest.approx(21.94, abs=0.01)
-    assert parameters(of_script("22b.sh")) / 1e9 == pytest.approx(25.8, abs=0.05)
+    assert num_parameters(of_script("22b.sh", "2023-12-15")) / 1e9 == pytest.approx(21.94, abs=0.01)
+    assert num_parameters(of_script("22b.sh")) / 1e9 == pytest.approx(25.8, abs=0.05)
 
 
 def test_a_date_is_inferred_from_the_keys() -> None:
@@ -93,7 +93,7 @@ MODELS = {name: model["published"] for name, model in tables.models().items() if
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_as_large_as_published(name: str) -> None:
-    assert parameters(of("2026-01-01", model_name=name)) == pytest.approx(MODELS[name], rel=5e-3)
+    assert num_parameters(of("2026-01-01", model_name=name)) == pytest.approx(MODELS[name], rel=5e-3)
 
 
 @pytest.mark.parametrize(
