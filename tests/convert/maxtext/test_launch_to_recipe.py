@@ -466,3 +466,10 @@ def test_what_differs_from_maxtexts_default_is_reported() -> None:
 def test_a_comment_with_a_version_is_no_rate() -> None:
     launch = Launch(1, pairs=[Pair("model_name", "llama2-7b", 1), Pair("steps", "3", 1)], note="v1.2.3 TFLOP/s")
     assert "TFLOP/s per device, counted by" in report(convert(launch, "a.sh", date=datetime.date(2026, 1, 1)))
+
+
+@pytest.mark.parametrize(("value", "factor"), [("true", None), ("false", 1.0)])
+def test_the_attention_scaling_of_yarn_is_not_reported_as_dropped(value: str, factor: float | None) -> None:
+    converted = of_keys(rope_type="yarn", rope_attention_scaling=value, dataset_type="synthetic")
+    assert converted.values["task.model.stack.block.attention.rotary.scaling.attention_factor"] == factor
+    assert not converted.settings.dropped
