@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from paxcli.convert.maxtext.shell_words import Word
 
@@ -72,9 +72,9 @@ class Launch:
                 self.diagnostics.append(Diagnostic(line, f"{text} {after.text}", reason))
                 self.pairs.append(Pair(text[:-1], after.text, line, after.missing))
                 next(with_next)
-            elif word.missing and not text:
-                unset = ", ".join(f"${name}" for name in sorted(word.missing))
-                self.diagnostics.append(Diagnostic(line, unset, "not set, so that its keys are unknown"))
+            elif word.missing:
+                unset = text[:80] or ", ".join(f"${name}" for name in sorted(word.missing))
+                self.diagnostics.append(Diagnostic(line, unset, "its value is unknown, and with it its keys"))
             else:
                 self.diagnostics.append(Diagnostic(line, text[:80], "not key=value, which MaxText rejects"))
 
@@ -100,7 +100,8 @@ _POST_TRAIN = re.compile(
     r"(?i)maxtext\.(trainers\.post_train\.\w+\.\w+|sft_trainer|sft\.\w+|rl\.\w+|experimental\.rl\.\w+)"
 )
 _LAUNCHERS = (
-    "nsys nohup time sudo env numactl stdbuf timeout exec srun mpirun ldd command nice taskset uv docker podman kubectl"
+    "! nsys nohup time sudo env numactl stdbuf timeout exec srun mpirun ldd command nice taskset uv "
+    "docker podman kubectl"
 ).split()
 _PROGRAM = re.compile(r"(.*/)?(python[0-9.]*|bash|sh|xpk|gcloud|[^/]+\.sh)")
 
@@ -143,17 +144,12 @@ def _kind(name: str, is_module: bool) -> str:
     return "train" if file in _TRAIN_FILES else "other"
 
 
-def options_of(words: Iterable[Word]) -> dict[str, Word]:
+def options_of(words: Sequence[Word]) -> dict[str, Word]:
     """`--name=value` and `--name value` of a wrapper, names in lower case with `-`."""
     options: dict[str, Word] = {}
-    name = ""
-    for word in words:
+    for word, after in zip(words, [*words[1:], Word()], strict=True):
         if word.text.startswith("--"):
-            written, equals, value = word.text[2:].partition("=")
-            name, word = written.lower().replace("_", "-"), word.slice(len(word.text) - len(value))
-            if not equals:
-                continue
-        if name:
-            options[name] = word
-        name = ""
+            name, equals, value = word.text[2:].partition("=")
+            found = word.slice(len(word.text) - len(value)) if equals else after
+            options[name.lower().replace("_", "-")] = found
     return options

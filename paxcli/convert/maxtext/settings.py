@@ -178,9 +178,9 @@ def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any])
 
 def _needs(pair: Pair, otherwise: str) -> str:
     what = ", ".join(f"`{name}`" for name in sorted(pair.missing))
-    names = [name for name in sorted(pair.missing) if re.fullmatch(r"\w+", name)]
+    names = [name.strip("${}") for name in sorted(pair.missing) if re.fullmatch(r"\w+|\$\{\w+\}", name)]
     option = f" Give `--arg {names[0]}=…`." if names else ""
-    return f"Line {pair.line}: {pair.key} needs {what}, which the script does not set; {otherwise}.{option}"
+    return f"Line {pair.line}: {pair.key} needs {what}, whose value pax does not know; {otherwise}.{option}"
 
 
 def _is_text(key: str) -> bool:

@@ -1,13 +1,13 @@
 """Evaluates a launch script: follows its syntax tree from top to bottom and collects the MaxText launches.
 
 tree-sitter parses the script, and nothing of it is run. Evaluated are assignments, arrays, commands, `&&`, `||`, `if`,
-groups, and commands in strings or in other scripts; loops, `case` and functions are skipped and reported.
+groups, and commands in strings or in other scripts. Loops, `case` and functions are skipped and reported; the variables
+that they may set are unknown after them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,12 @@ from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, 
 from paxcli.convert.maxtext.shell_words import SHIFTED, Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError, names_hint
 
+# Returns the text of another script that a script names, or None if there is no such file.
 OpenScript = Callable[[str], str | None]
-"""Returns the text of another script that a script names, or None if there is no such file."""
 
 _QUIET = ("echo", "printf", ":", "true", "sleep", "date", "cd", "popd", "pushd")
 _RUNS_SCRIPT = ("bash", "sh")
 _NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}
-_TESTS = ("test", "true", "false", ":")
 # `KEY=VALUE` of each argument, or `export "$@"`.
 _TAKES_ARGUMENTS = re.compile(r"""\$\{?KEY\}?["']?=["']?\$\{?VALUE|(export|declare|local)\s+["']?\$[@{\w]""")
 _QUOTED_NAME = re.compile(r"""\b((?:export|declare|local|readonly)\s+)(["'])([A-Za-z_]\w*=)""")
@@ -44,6 +43,7 @@ _MAX_DEPTH = 40
 _MAX_SECONDS = 1.0
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _NAMES = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNMENTS = ("variable_assignment", "variable_assignments", "declaration_command")
 _MAX_ITEMS = 4096  # of an array
 
 
@@ -178,7 +178,7 @@ class _Evaluator:
             return self._skip(node, _INVALID)
         children = [child for child in node.named_children if child.type != "comment"]
         match node.type:
-            case "command" | "test_command" | "negated_command" if _is_test(node):
+            case "command" | "test_command" | "negated_command" if shell_words.is_test(node):
                 return self._test(node)
             case "list":
                 return self._list(node, nesting)
@@ -209,10 +209,13 @@ class _Evaluator:
 
     def _list(self, node: Node, nesting: int) -> bool | None:
         result: bool | None = None
-        for joined, part in _links(node):
-            if joined and result is not None and result != (joined == "&&"):
+        num_skipped = len(self.found.skipped)
+        for joined, part in shell_words.links(node):
+            if len(self.found.skipped) > num_skipped and part.type in _ASSIGNMENTS:  # after an unknown command
+                self._skip(part, "whether it runs is unknown")
+            elif joined and result is not None and result != (joined == "&&"):
                 continue
-            if joined and result is None and not _is_test(part):
+            elif joined and result is None and not shell_words.is_test(part):
                 self._skip(part, "whether it runs is unknown")
             else:
                 result = self._statement(part, nesting + 1)
@@ -225,6 +228,8 @@ class _Evaluator:
             condition = [child for child in branch.children[1:then] if child.is_named]
             holds = self._test(condition[-1]) if condition else branch.type == "else_clause"
             if holds is None:
+                self._block((part for part in condition if "python" in source(part)), nesting + 1)  # launches
+                self._forget(node)
                 return self._skip(branch, "its condition is unknown")
             if holds:
                 body = [child for child in branch.children[then + 1 :] if not child.type.endswith("_clause")]
@@ -238,7 +243,7 @@ class _Evaluator:
                 return None if result is None else not result
             case "list":
                 result = None
-                for joined, part in _links(node):
+                for joined, part in shell_words.links(node):
                     if joined and result is None:
                         return None
                     if not joined or result == (joined == "&&"):
@@ -250,11 +255,11 @@ class _Evaluator:
                 return self._test(_parse(script).children[0], is_doubled)
             case "command" if is_doubled:
                 parts = (*node.children_by_field_name("name"), *node.children_by_field_name("argument"))
-                return _evaluate_test(shell_words.expand_operands(parts, self.variables))
+                return shell_words.evaluate_test(shell_words.expand_operands(parts, self.variables))
             case "command":
                 name, *operands = self._words(node)[0] or [Word()]
                 if name.text == "test":
-                    return _evaluate_test(operands)
+                    return shell_words.evaluate_test(operands)
                 return {"true": True, ":": True, "false": False}.get(name.text) if not operands else None
         return None
 
@@ -263,6 +268,12 @@ class _Evaluator:
 
     def _skip(self, node: Node, reason: str) -> None:
         self.found.skipped.append(Diagnostic(self._line(node), " ".join(source(node).split()), reason))
+        self._forget(node)
+
+    def _forget(self, node: Node) -> None:
+        """Makes the variables unknown that a statement may set."""
+        for name in shell_words.variables_set_by(node) - self.pinned.keys():
+            self.variables[name] = [Word.unknown(f"${{{name}}}", [f"${{{name}}}"])]
 
     def _skip_unsupported(self, node: Node) -> None:
         if node.is_error:
@@ -271,10 +282,17 @@ class _Evaluator:
         elif node.type == "function_definition":
             self._skip(node, "a function")
         elif node.type.endswith("_statement"):
-            if not ("$@" in source(node) and _TAKES_ARGUMENTS.search(source(node))):  # they are in `pinned`
+            if self._runs(node):
                 self._skip(node, f"a `{source(node.children[0])}` statement")
         else:
             self._skip(node, "not a command that pax knows")
+
+    def _runs(self, loop: Node) -> bool:
+        """Whether a loop may run at least once: for example over arguments, if there are some."""
+        if loop.type == "for_statement" and (values := loop.children_by_field_name("value")):
+            return any(expand(value, self.variables) for value in values)
+        condition = loop.child_by_field_name("condition")
+        return condition is None or self._test(condition) is not (source(loop.children[0]) == "until")
 
     def _declare(self, node: Node) -> None:
         found = [child for child in node.named_children if child.type in ("variable_assignment", "variable_name")]
@@ -293,7 +311,7 @@ class _Evaluator:
         name = source(left)
         if left.type != "variable_name":
             self._skip(node, "an element of an array")
-            return name
+            return source(left.children[0])
         adds = source(node.children[1]) == "+="
         if right.type == "array":
             items = [word for item in right.named_children for word in expand(item, self.variables)]
@@ -322,8 +340,11 @@ class _Evaluator:
         return words, lines
 
     def _command(self, node: Node) -> None:
-        words, lines = self._words(node)
         prefix = [child for child in node.named_children if child.type == "variable_assignment"]
+        if (name := node.child_by_field_name("name")) and source(name) == "!":
+            # The grammar takes `A=1 B=2`, on the line before, for a part of the command.
+            prefix = [child for child in prefix if not self._assign(child)]
+        words, lines = self._words(node)
         # `NAME=value command` sets NAME for that command only.
         shell = self._copy() if prefix or [word.text for word in words[:1]] == ["env"] else self
         shell.exported |= {shell._assign(child) for child in prefix}
@@ -340,17 +361,25 @@ class _Evaluator:
         """An evaluator whose assignments do not change this one's variables."""
         return dataclasses.replace(self, variables=dict(self.variables), exported=set(self.exported))
 
+    def _child(self, arguments: Sequence[Word]) -> _Evaluator:
+        """An evaluator of another shell, which has the exported variables, and arguments of its own."""
+        kept = self.exported | self.pinned.keys()
+        variables = {name: value for name, value in self.variables.items() if name in kept}
+        return dataclasses.replace(self._copy(), variables=variables | {"@": list(arguments)})
+
     def _run(self, node: Node, words: list[Word], lines: list[int]) -> None:
         start = program_at(words)
         words, lines = words[start:], lines[start:]
         name = words[0].text.rpartition("/")[2]
+        while name in _RUNS_SCRIPT and words[1:] and re.fullmatch("-[abd-z]+|--[a-z]+", words[1].text):  # such as -x
+            words = [words[0], *words[3 if words[1].text.endswith("o") else 2 :]]
         if program := python_program(words):
             self._python(node, words, lines, *program)
         elif name in ("xpk", "xpk.py", "gcloud"):
             self._wrapper(node, words)
         elif name == "eval" or (name in _RUNS_SCRIPT and re.fullmatch("-[a-z]*c", words[1].text if words[1:] else "")):
             inner = words[1:] if name == "eval" else words[2:3]
-            shell = self if name == "eval" else self._copy()
+            shell = self if name == "eval" else self._child(words[4:])
             shell._string(node, " ".join(word.as_script() for word in inner), self.options)
         elif name == "shift":
             count = int(words[1].text) if words[1:] and re.fullmatch("[0-9]{1,3}", words[1].text) else 1
@@ -367,10 +396,8 @@ class _Evaluator:
         elif name in ("source", "."):
             self._script(node, words[1:], is_sourced=True)
         elif name in _RUNS_SCRIPT or words[0].text.endswith(".sh"):
-            while name in _RUNS_SCRIPT and words[1:] and words[1].text.startswith("-"):
-                words = [words[0], *words[2:]]  # without flags such as -x
             self._script(node, words if words[0].text.endswith(".sh") else words[1:], is_sourced=False)
-        elif name not in _QUIET and not name.endswith("["):
+        elif shell_words.SETTERS.match(source(node)) or (name not in _QUIET and not name.endswith("[")):
             self._skip(node, "not a command that pax knows")
 
     def _python(self, node: Node, words: list[Word], lines: list[int], kind: str, name: str, used: int) -> None:
@@ -406,7 +433,7 @@ class _Evaluator:
         options = options_of(words)
         if "command" not in options:
             return self._skip(node, "not a command that pax knows")
-        return self._copy()._string(node, options["command"].as_script(), options)
+        return self._child(())._string(node, options["command"].as_script(), options)
 
     def _string(self, node: Node, text: str, options: Mapping[str, Word]) -> None:
         """Evaluates a command that a string holds."""
@@ -429,31 +456,13 @@ class _Evaluator:
         if text is None:
             lost = "; the variables that it sets are unknown" if is_sourced else ""
             return self._skip(node, f"a script that was not found{lost}")
-        inner = self._inside(node)
+        taken = words[1:] if _TAKES_ARGUMENTS.search(text) and not is_sourced else ()
+        inner = (self if is_sourced else self._child(() if taken else words[1:]))._inside(node)
         if not is_sourced:
-            taken = words[1:] if _TAKES_ARGUMENTS.search(text) else ()
             given = dict(word.text.split("=", 1) for word in taken if _ASSIGNMENT.match(word.text))
             inner.pinned = {**{key: [Word(value)] for key, value in given.items()}, **self.pinned}
-            exported = {name: value for name, value in self.variables.items() if name in self.exported}
-            inner.variables = {**exported, **inner.pinned, "@": list(words[1:])}
-            inner.exported = set(self.exported)
+            inner.variables |= inner.pinned
         return inner.run(_parse(text))
-
-
-def _links(node: Node) -> list[tuple[str, Node]]:
-    """`a && b || c` as `("", a)`, `("&&", b)`, `("||", c)`. A loop, since the tree is as deep as the list is long."""
-    links = []
-    while node.type == "list":
-        children = [child for child in node.children if child.type != "comment"]
-        links.append((source(children[1]), children[-1]))
-        node = children[0]
-    return [("", node), *reversed(links)]
-
-
-def _is_test(node: Node) -> bool:
-    command = node.named_children[-1] if node.type == "negated_command" else node
-    name = command.child_by_field_name("name")
-    return command.type == "test_command" or (name is not None and source(name) in _TESTS)
 
 
 def _syntax_error(node: Node) -> Node | None:
@@ -477,24 +486,3 @@ def _comment_after(node: Node) -> str:
     comments = _COMMENTS.match(after)
     lines = (line.strip("# \t\r") for line in comments[0].splitlines()) if comments else ()
     return " ".join(filter(None, lines))
-
-
-def _evaluate_test(words: Sequence[Word]) -> bool | None:
-    """`[ words ]`, where a variable that is not set is empty, as in a shell; None if it is unknown or unsupported."""
-    if any(re.search(r"\W", name) for word in words for name in word.missing):
-        return None  # it depends on the output of a command
-    match [word.text for word in words]:
-        case ["!", *_]:
-            result = _evaluate_test(words[1:]) if len(words) < _MAX_DEPTH else None
-            return None if result is None else not result
-        case ["-z" | "-n" as how, *text] if len(text) <= 1:
-            return any(text) == (how == "-n")
-        case [a, "=" | "==" | "!=" as how, b]:
-            return (a == b) == (how != "!=")
-        case [a, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as how, b]:
-            if not all(re.fullmatch(r"-?[0-9]{1,18}", n) for n in (a, b)):
-                return None
-            return getattr(operator, how[1:])(int(a), int(b))
-        case [text] if not text.startswith("-"):
-            return bool(text)
-    return None

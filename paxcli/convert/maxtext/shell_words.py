@@ -13,11 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tree_sitter import Node
 
-DATE = "DATE"
-"""Replaces `$(date …)`, the time at which a script would have run."""
-
-SHIFTED = "@shifted"
-"""Variable with an item for each argument that `shift` removed."""
+DATE = "DATE"  # replaces `$(date …)`, the time at which a script would have run
+SHIFTED = "@shifted"  # variable with an item for each argument that `shift` removed
 
 _COMMANDS = ("command_substitution", "process_substitution")
 _EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", *_COMMANDS)
@@ -25,7 +22,15 @@ _STRINGS = ("string", "raw_string", "ansi_c_string")
 _ARRAY = re.compile(r'"?\$(?:@|\{@\}|\{(\w+)\[[@*]\]\})"?')
 _ESCAPES = re.compile(r"\\(?:\n|(.))", re.DOTALL)
 _ESCAPES_IN_QUOTES = re.compile(r'\\(?:\n|([$`"\\]))')
+_ASSIGNED = re.compile(r"(?:^|[\s;&|({])(?:for\s+)?([A-Za-z_]\w*)(?:\[[^]]*\])?(?:\s+in\b| *[-+*/%]?=(?!=)|\+\+|--)")
+# Commands that set the variables among their words.
+SETTERS = re.compile(r"\b(?:read|let|mapfile|readarray|getopts|printf\s+-v)\s([^\n;&|<]*)")
+_BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")  # which a shell expands to several words
+_NO_BRACES = re.compile(r"""\$\{[^}]*\}|\$?'[^']*'|"([^"\\]|\\.)*"|\\.""", re.DOTALL)
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_NAMES = re.compile(r"[A-Za-z_]\w*")
 _CASES: dict[str, Callable[[str], str]] = {",,": str.lower, "^^": str.upper}
+_TESTS = ("test", "true", "false", ":")
 _MAX_TEXT = 1 << 16
 _MAX_ARITHMETIC = 200
 _MAX_DEPTH = 20
@@ -73,8 +78,8 @@ class Word:
         return text
 
 
+# Name -> its words: one, those of an array, or for `@` the positional arguments ($1 and up).
 Variables = dict[str, list[Word]]
-"""Name -> its words: one, those of an array, or for `@` the positional arguments ($1 and up)."""
 
 # A part of a word, and whether blanks in it separate words (an unquoted expansion).
 _Part = tuple[Word, bool]
@@ -90,6 +95,8 @@ def expand(node: Node, variables: Variables) -> list[Word]:
     array = _ARRAY.fullmatch(source(node).strip())
     if array and (name := array[1] or "@") in variables:
         return list(variables[name])
+    if _BRACES.search(_NO_BRACES.sub("", source(node))):
+        return [_unknown(source(node))]
     words: list[list[Word]] = [[]]
     for part, splits in _parts(node, variables, quoted=False, depth=0):
         for index, chunk in enumerate(_split_at_blanks(part) if splits else [part]):
@@ -201,6 +208,8 @@ def value_of(name: str, variables: Variables) -> Word:
     arguments = variables["@"]
     if name in ("@", "*"):
         return join(word for i, value in enumerate(arguments) for word in (Word(" " * bool(i)), value))
+    if name == "#":
+        return Word(str(len(arguments)))
     index = int(name[:6]) if name.isdigit() else 0
     found = arguments[index - 1 : index] if index else variables.get(name)
     name = str(index + len(variables.get(SHIFTED, ()))) if index else name  # as `--arg` counts them
@@ -297,3 +306,46 @@ def _integer(node: Node, variables: Variables) -> int:
             apply = _BINARY[source(node.children[1])]
             return apply(_integer(operand[0], variables), _integer(operand[-1], variables))
     raise ValueError(source(node))
+
+
+def variables_set_by(statement: Node) -> set[str]:
+    """The names of the variables that a statement may set."""
+    found = _ASSIGNED.findall(source(statement)) if statement.type != "command" else []
+    found += [source(statement)] if statement.type.endswith("_expression") else SETTERS.findall(source(statement))
+    return set(_NAMES.findall(" ".join(found)))
+
+
+def evaluate_test(words: Sequence[Word]) -> bool | None:
+    """`[ words ]`, where a variable that is not set is empty, as in a shell; None if it is unknown or unsupported."""
+    if any(re.search(r"\W", name) for word in words for name in word.missing):
+        return None  # it depends on the output of a command
+    match [word.text for word in words]:
+        case ["!", *_]:
+            result = evaluate_test(words[1:]) if len(words) < _MAX_DEPTH else None
+            return None if result is None else not result
+        case ["-z" | "-n" as how, *text] if len(text) <= 1:
+            return any(text) == (how == "-n")
+        case [a, "=" | "==" | "!=" as how, b]:
+            return (a == b) == (how != "!=")
+        case [a, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as how, b] if all(map(_INTEGER.fullmatch, (a, b))):
+            return getattr(operator, how[1:])(int(a), int(b))
+        case [text] if not text.startswith("-"):
+            return bool(text)
+    return None
+
+
+def links(node: Node) -> list[tuple[str, Node]]:
+    """`a && b || c` as `("", a)`, `("&&", b)`, `("||", c)`. A loop, since the tree is as deep as the list is long."""
+    links = []
+    while node.type == "list":
+        children = [child for child in node.children if child.type != "comment"]
+        links.append((source(children[1]), children[-1]))
+        node = children[0]
+    return [("", node), *reversed(links)]
+
+
+def is_test(node: Node) -> bool:
+    """Whether a command is a condition, perhaps negated."""
+    command = node.named_children[-1] if node.type == "negated_command" else node
+    name = command.child_by_field_name("name")
+    return command.type == "test_command" or (name is not None and source(name) in _TESTS)

@@ -203,7 +203,7 @@ echo ${H:=1} > log
 (cd x && python3 MaxText/train.py a=$A b=$B d=$D e=$E f=$F g=$G h=$H > log 2>&1) | tee out
 """
     found = read_script(text)
-    assert keys(found.launches[0]) == {"a": "1", "b": "2", "d": "4", "e": "3", "f": "", "g": "", "h": "1"}
+    assert keys(found.launches[0]) == {"a": "1", "b": "2", "d": "4", "e": "3", "f": "${F}", "g": "", "h": "1"}
     assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [
         (6, "its condition is unknown"),
         (7, "not a command that pax knows"),
@@ -390,3 +390,61 @@ def test_the_output_of_a_command_is_one_unknown_value() -> None:
 def test_an_argument_that_is_missing_after_shift_has_its_number() -> None:
     (launch,) = read_script("A=$1; shift\npython3 -m MaxText.train run_name=$A steps=$1").launches
     assert [set(pair.missing) for pair in launch.pairs] == [{"1"}, {"2"}]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "printf -v A %03d 7", "read -r A B <<< '16 32'", "let A=A+4", "((A += 5))", "((A++))", "mapfile -t A < file",
+        "for X in 4 5; do A=$X; done", "while ((A < 5)); do ((A *= 2)); done", "case x in x) A=4;; *) A=5;; esac",
+        "set_sizes() { A=5; }", "if [ -f file ]; then A=4; fi", "[ -f file ] || A=4", "grep -q x file && A=4",
+        "if [ $X = 1 ]; then A=2; elif grep x file; then A=3; else A=4; fi", "A[0]=4", "getopts a: A -a 4",
+    ],
+)  # fmt: skip
+def test_a_variable_that_a_skipped_statement_may_set_is_unknown(statement: str) -> None:
+    """In bash, each of these changes `A`, or may: its former value would be a wrong one."""
+    file = read_script(f"A=1\n{statement}\n{TRAIN} steps=$A name=${{A:-2}} other=3\nA=4\n{TRAIN} steps=$A")
+    first, second = file.launches
+    assert [(pair.key, set(pair.missing)) for pair in first.pairs] == [
+        ("steps", {"${A}"}), ("name", {"${A}"}), ("other", set()),
+    ]  # fmt: skip
+    assert file.skipped and keys(second) == {"steps": "4"} and not second.pairs[0].missing
+    pinned = read_script(f"A=1\n{statement}\n{TRAIN} steps=$A", {"A": "9"})
+    assert keys(pinned.launches[0]) == {"steps": "9"}
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        'while [[ $# -gt 0 ]]; do case $1 in --steps) A=$2;; esac; shift; done', 'for X in "$@"; do A=$X; done',
+        "until true; do A=2; done",
+    ],
+)  # fmt: skip
+def test_a_loop_that_does_not_run_changes_nothing(loop: str) -> None:
+    file = read_script(f"A=1\n{loop}\n{TRAIN} steps=$A")
+    assert keys(file.launches[0]) == {"steps": "1"} and not file.skipped
+    if "$" in loop:
+        (launch,) = read_script(f"A=1\n{loop}\n{TRAIN} steps=$A", {"1": "x"}).launches
+        assert launch.pairs[0].missing == {"${A}"}
+
+
+@pytest.mark.parametrize(
+    ("command", "value", "missing"),
+    [
+        (f"bash -c '{TRAIN} steps=$1' _ 12", "12", set()),
+        (f"bash -c '{TRAIN} steps=${{A:-7}}'", "7", set()),
+        (f"export A; bash -c '{TRAIN} steps=${{A:-7}}'", "1", set()),
+        (f'bash -c "{TRAIN} steps=$A"', "1", set()),
+        (f"bash -l -c '{TRAIN} steps=3'", "3", set()),
+        (f"bash -euo pipefail -c '{TRAIN} steps=3'", "3", set()),
+        (f"if {TRAIN} steps=3; then echo done; fi", "3", set()),
+        (f"if ! {TRAIN} steps=3; then exit 1; fi", "3", set()),
+        (f"B=2 C=$A\n! {TRAIN} steps=$B", "2", set()),
+        (f"{TRAIN} steps={{1,2}}", "{1,2}", {"steps={1,2}"}),
+        (f'{TRAIN} steps="{{1,2}}"', "{1,2}", set()),
+    ],
+)
+def test_other_shells_conditions_and_braces(command: str, value: str, missing: set[str]) -> None:
+    """The values that bash gives these commands. Braces make two words of one, so that the value is unknown."""
+    (launch,) = read_script(f"A=1\n{command}", {"1": "5"}).launches
+    assert [(pair.value, set(pair.missing)) for pair in launch.pairs] == [(value, missing)]
