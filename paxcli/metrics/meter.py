@@ -18,10 +18,11 @@ from paxcli.metrics.peaks import mfu
 
 _MAX_IN_FLIGHT = 2  # enough to keep a device busy, and few enough that the host notices failures soon
 
-# What a line of `metrics.jsonl` has besides the metrics of the model and the learner.
+# What lines of `metrics.jsonl` have besides the metrics of the model and the learner; evaluations have the last six.
 RESERVED = {
     *("step", "split", "tokens_per_second", "step_seconds", "mfu", "input_wait_seconds"),
     *("peak_memory_bytes", "seconds_left", "goodput", "storage_retries"),
+    *("perplexity", "bits_per_byte", "num_examples", "num_tokens", "num_batches", "data_share"),
 }
 
 MetricValue = float | int | None

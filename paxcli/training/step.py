@@ -66,14 +66,13 @@ def make_train_step(
         with jax.named_scope(METRICS):
             norm = optax.tree.norm(without_reference(params))
         reported, own = task.metrics.select_reported(metrics), learned | {"param_norm": norm, "skipped_steps": skipped}
+        if task.summary_verbosity:
+            own |= {"num_predictions": num_predictions, "grad_scale": learner.grad_scale(own["grad_norm"])}
+            own |= step_summaries(task.summary_verbosity, batch, grads, state.params, params, activations)
         if taken := sorted(reported.keys() & {*own, *RESERVED}):
             raise ConfigError(f"The model's metric `{taken[0]}` has the name of a metric of pax.", "Rename it.")
-        metrics = reported | own
-        if task.summary_verbosity:
-            metrics |= {"num_predictions": num_predictions, "grad_scale": learner.grad_scale(metrics["grad_norm"])}
-            metrics |= step_summaries(task.summary_verbosity, batch, grads, state.params, params, activations)
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
-        return state, metrics
+        return state, reported | own
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options)

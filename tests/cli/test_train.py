@@ -76,9 +76,10 @@ def test_the_run_directory(trained):
         assert (run_dir / name).exists(), name
     environment = json.loads((run_dir / "environment.json").read_text())
     assert {"pax", "python", "jax", "device_kind", "num_devices"} <= environment.keys()
-    line = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
-    of_step = {"loss", "log_pplx", "accuracy", "learning_rate", "grad_norm", "param_norm", "skipped_steps"}
-    assert line.keys() - RESERVED == of_step, "a model's metric may have no name that pax writes"
+    first, *_, last = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    of_model, of_step = {"loss", "log_pplx", "accuracy"}, {"learning_rate", "grad_norm", "param_norm", "skipped_steps"}
+    assert first.keys() - RESERVED == of_model | of_step, "a model's metric may have no name that pax writes"
+    assert last["split"] == "eval/stdlib" and last.keys() - RESERVED == of_model
 
 
 def test_recipe_yaml_is_the_run_again(trained, tmp_path, pax):

@@ -262,8 +262,12 @@ def test_metrics_are_chosen_and_combined():
         _run(config, 1)
 
 
-@pytest.mark.parametrize("name", ["step", "grad_norm", "tokens_per_second"])
-def test_a_metric_may_not_have_the_name_of_one_of_pax(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "verbosity"),
+    [("step", 0), ("grad_norm", 0), ("tokens_per_second", 0), ("perplexity", 0), ("grad_scale", 1)],
+)
+def test_a_metric_may_not_have_the_name_of_one_of_pax(name, verbosity, monkeypatch):
+    """It was overwritten."""
     loss_and_metrics = LanguageModel.loss_and_metrics
 
     def with_another(self, *arguments, **options):
@@ -271,8 +275,10 @@ def test_a_metric_may_not_have_the_name_of_one_of_pax(name, monkeypatch):
         return metrics | {name: metrics["loss"]}, examples
 
     monkeypatch.setattr(LanguageModel, "loss_and_metrics", with_another)
+    config = _small()
+    config.task.summary_verbosity = verbosity
     with pytest.raises(ConfigError, match=f"metric `{name}` has the name of a metric of pax"):
-        _run(_small())
+        _run(config)
 
 
 def test_a_config_used_twice_is_one_object():
