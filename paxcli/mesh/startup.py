@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
@@ -84,6 +85,12 @@ def start_distributed(timeout_seconds: float = 300, libtpu: str = "", heartbeat_
 def agree(value: int) -> int:
     """`value` of process 0, in every process of this job."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if jax.distributed.is_initialized() else value
+
+
+def find_different(text: str) -> list[int]:
+    """Indices of the processes of this job whose `text` is not that of process 0."""
+    checksums = np.ravel(multihost_utils.process_allgather(np.uint32(zlib.crc32(text.encode()))))
+    return np.flatnonzero(checksums != checksums[0]).tolist()
 
 
 def set_libtpu_arguments(arguments: str) -> None:

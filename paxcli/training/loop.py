@@ -22,7 +22,7 @@ from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.config.bucket import count_retries, repeat_operations
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
-from paxcli.errors import DataError, Stopped
+from paxcli.errors import DataError, PaxError, Stopped
 from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.log import log
@@ -376,8 +376,11 @@ def train(
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
-            with run_dir.explain_rename(), explain_out_of_memory(session, run_dir.profile):
+            with explain_out_of_memory(session, run_dir.profile):
                 run.run(warm_start, goodput)
+        except PaxError:
+            run_dir.check_in_place()  # if the directory was renamed, that is the cause
+            raise
         finally:
             report.message(goodput.text())
     return run_summary(run_dir, run.last_step) | {"seconds": run.seconds} if is_first else None

@@ -59,20 +59,16 @@ def advice(session: Session, capacity: int | None) -> list[str]:
     ways = []
     rows = session.global_batch_size // train.num_microbatches
     if rows > math.prod(session.mesh.shape[axis] for axis in BATCH_AXES):
-        ways.append(
-            f"Accumulate gradients over microbatches: `--set num_microbatches={2 * train.num_microbatches}` gives the "
-            "same update."
-        )
+        option = f"--set num_microbatches={2 * train.num_microbatches}"
+        ways.append(f"Accumulate gradients over microbatches: `{option}` gives the same update.")
     for path, stack in model.stacks().items():
         if stack.remat_policy != "nothing":
             ways.append(f"Recompute more: `--set {path}.remat_policy=nothing` (now {stack.remat_policy}).")
     shape = model.unchunked_logits(session.spec)
     logits = 4 * rows * math.prod(shape[1:]) // session.mesh.size if shape else 0  # float32
     if logits > state / 4:
-        ways.append(
-            f"The logits take up to {logits / _GIB:.1f} GiB per device: `--set loss_chunk=1024` computes them for so "
-            "many tokens at a time."
-        )
+        size = f"The logits take up to {logits / _GIB:.1f} GiB per device"
+        ways.append(f"{size}: `--set loss_chunk=1024` computes them for so many tokens at a time.")
     return [*ways, smaller_state]
 
 

@@ -96,10 +96,10 @@ class ProgressPrinter(Reporter, contextlib.AbstractContextManager["ProgressPrint
     def step(self, record: Record) -> None:
         """Prints a logged step."""
         values = record.values
-        fields = [f"step {record.step}", f"loss {_number(values['loss'], '.4f')}"]
+        fields = [f"step {record.step}", f"loss {values['loss']:.4f}"]
         if values.get("log_pplx") not in (None, values["loss"]):
             fields.append(f"log_pplx {values['log_pplx']:.4f}")
-        fields.append(f"learning_rate {_number(values['learning_rate'], '.2e')}")
+        fields.append(f"learning_rate {values['learning_rate']:.2e}")
         if values["tokens_per_second"] is not None:
             fields.append(f"tokens/s {values['tokens_per_second']:,.0f}")
         if values["mfu"] is not None:
@@ -119,10 +119,6 @@ class ProgressPrinter(Reporter, contextlib.AbstractContextManager["ProgressPrint
     def message(self, text: str) -> None:
         """Prints a line."""
         self._console.print(text, markup=False)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "not finite" if value is None else format(value, form)
 
 
 def _duration(seconds: float | None) -> str:

@@ -20,7 +20,7 @@ from paxcli.config.paths import replace_text, resolve_path
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.config.tree import is_at_or_below, marked_paths, walk
 from paxcli.config.values import changed_lines
-from paxcli.errors import ConfigError, DataError, MissingError, PaxError
+from paxcli.errors import ConfigError, DataError, MissingError
 
 SAMPLES = "samples.jsonl"
 
@@ -121,15 +121,6 @@ class RunDir:
                 return
         hint = "Resume with `--run-dir` and its new name. A save in progress may have left files under the old name."
         raise MissingError(f"The run directory {self.path} was renamed, deleted or replaced during the run.", hint)
-
-    @contextlib.contextmanager
-    def explain_rename(self) -> Iterator[None]:
-        """Replaces an error that a rename of the directory caused by that of `check_in_place`."""
-        try:
-            yield
-        except PaxError:
-            self.check_in_place()
-            raise
 
     def has_checkpoints(self) -> bool:
         """Whether a checkpoint was saved, here or on local disks: the same on every machine of a job."""

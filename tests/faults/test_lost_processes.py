@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.devices import cpu_devices
 from tests.faults.processes import Process, last_step, start_job, wait_until
 from tests.jobs import free_port, job_variables
 from tests.training.runs import small
@@ -176,6 +177,25 @@ def test_a_changed_recipe_is_refused_by_each_process(tmp_path):
             ends = [job.end() for job in jobs]
         assert [end[0] for end in ends] == [code, code], ends
         assert not more or all("learning_rate: 0.01 → 0.5" in output for _, output in ends), ends
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_different_recipes_are_refused_by_each_process(tmp_path):
+    """Each trained its own part of the parameters, at its own learning rate."""
+    port, jobs = free_port(), []
+    with contextlib.ExitStack() as stack:
+        for index, rate in enumerate((0.01, 0.5)):
+            options = small(
+                num_train_steps=10, eval_interval_steps=None, learning_rate=rate, ici_mesh_shape="{fsdp: 2}"
+            )
+            env = cpu_devices(1) | job_variables(port, index)
+            job = Process(tmp_path, "train", "tiny-synthetic", *options, "--run-dir=run", env=env, name=f"{index}")
+            jobs.append(stack.enter_context(job))
+        ends = [job.end() for job in jobs]
+    assert [code for code, _ in ends] == [2, 2], ends
+    assert all("that of process 1 is not that of process 0" in output for _, output in ends), ends
+    assert not (tmp_path / "run" / "config.txt").exists()
 
 
 @pytest.mark.parametrize("index", [0, 1])
