@@ -13,6 +13,7 @@ import optax
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import PositiveFloat
+from paxcli.errors import ConfigError
 from paxcli.mesh.weights import groups_of
 from paxcli.optim.schedules import Schedule
 
@@ -61,6 +62,12 @@ class ParameterGroup(Configurable):
     optimizer: Optimizer | None = None
     learning_rate_multiplier: PositiveFloat = 1.0
     schedule: Schedule | None = None
+
+
+def check_nesterov(nesterov: bool, momentum: float | None) -> None:
+    """Raises a ConfigError for Nesterov momentum without momentum."""
+    if nesterov and not momentum:
+        raise ConfigError("optimizer: `nesterov` has no effect without `momentum`.", "Set `momentum`, such as 0.9.")
 
 
 def multiply_by_learning_rate(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 import optax
 
 from paxcli.config.fields import DecayRate
-from paxcli.errors import ConfigError
-from paxcli.optim.base import Optimizer
+from paxcli.optim.base import Optimizer, check_nesterov
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +24,7 @@ class Sgd(Optimizer):
     nesterov: bool = False
 
     def validate(self) -> None:
-        if self.nesterov and not self.momentum:
-            raise ConfigError("Sgd: `nesterov` has no effect without `momentum`.", "Set `momentum`, such as 0.9.")
+        check_nesterov(self.nesterov, self.momentum)
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
         return optax.identity() if self.momentum is None else optax.trace(self.momentum, self.nesterov)

@@ -11,7 +11,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, add_decay, map_groups, multiply_by_learning_rate
+from paxcli.optim.base import Optimizer, add_decay, check_nesterov, map_groups, multiply_by_learning_rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Lars(Optimizer):
 
     Attributes:
       momentum: Decay of the running sum of updates.
-      nesterov: Whether to use Nesterov momentum.
+      nesterov: Whether to use Nesterov momentum; requires `momentum`.
       trust_coefficient: Size of an update before the momentum, relative to the weight.
       epsilon: Added to the norm of the gradient.
       weight_decay: Added to the gradient, times the weight; 0 = none.
@@ -62,6 +62,9 @@ class Lars(Optimizer):
     epsilon: NonNegativeFloat = 0.0
     weight_decay: NonNegativeFloat = 0.0
     decay_norms_and_biases: bool = True
+
+    def validate(self) -> None:
+        check_nesterov(self.nesterov, self.momentum)
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         ratio = _scale_by_trust_ratio(weights, self.trust_coefficient, self.epsilon)

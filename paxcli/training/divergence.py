@@ -12,10 +12,7 @@ from paxcli.metrics.meter import Record
 from paxcli.metrics.writers import is_finite
 from paxcli.training.learner import Learner
 
-_HINT = (
-    "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warm-up, or look at the batches with "
-    "`pax inspect-input`."
-)
+_HINT = "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warmup, or see `pax inspect-input`."
 
 
 class DivergenceCheck:
@@ -47,10 +44,10 @@ class DivergenceCheck:
             raise DivergedError(text, _HINT)
         most = self._learner.max_consecutive_skips
         if most is not None and self._in_a_row >= most:
+            reason = "their gradients are not finite, or above `skip_step_gradient_norm_value`"
+            text = f"The last {self._in_a_row} steps up to step {record.step} were skipped: {reason}."
             raise DivergedError(
-                f"The last {self._in_a_row} steps up to step {record.step} were skipped: their gradients are not "
-                "finite, or above `skip_step_gradient_norm_value`. Earlier checkpoints are kept.",
-                _HINT + " `max_consecutive_skips` is the limit.",
+                f"{text} Earlier checkpoints are kept.", f"{_HINT} `max_consecutive_skips` is the limit."
             )
 
     def check_params(self, step: int, params: Any) -> None:

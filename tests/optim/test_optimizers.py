@@ -16,6 +16,7 @@ from paxcli.mesh.weights import Weight
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.sgd import Sgd
+from paxcli.optim.trust_ratio import Lars
 from paxcli.training.learner import Learner
 from paxcli.training.validate import validate
 from tests.tolerances import BFLOAT16
@@ -140,10 +141,10 @@ def test_an_invalid_gradient_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, (new_params, new_state), (params, state))
 
 
-@pytest.mark.parametrize("momentum", [None, 0.0])
-def test_nesterov_without_momentum_is_refused(momentum):
+@pytest.mark.parametrize(("optimizer", "momentum"), [(Sgd, None), (Sgd, 0.0), (Lars, 0.0)])
+def test_nesterov_without_momentum_is_refused(optimizer, momentum):
     """It was ignored. PyTorch refuses it as well."""
     config = tiny_synthetic()
-    config.task.train.learner.optimizer = Sgd.config(nesterov=True, momentum=momentum)
+    config.task.train.learner.optimizer = optimizer.config(nesterov=True, momentum=momentum)
     with pytest.raises(ConfigError, match="`nesterov` has no effect without `momentum`"):
         validate(config)
