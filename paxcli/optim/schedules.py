@@ -57,10 +57,7 @@ class _RampupAndDecay(Schedule):
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
-        steps = [step for step in (self.warmup_steps, self.decay_start, self.decay_end) if step is not None]
-        if steps != sorted(steps):
-            problem = f"{type(self).__name__}: `warmup_steps`, `decay_start` and `decay_end` must rise, not {steps}."
-            raise ConfigError(problem, "Correct these steps.")
+        check_order(self, [self.warmup_steps, self.decay_start, self.decay_end])
 
     def progress(self, step: jax.Array) -> jax.Array:
         """The fraction of the decay's steps that are done, from 0 to 1."""
@@ -186,10 +183,21 @@ class NoamSchedule(Schedule):
     worker_replicas: PositiveInt = 1
     decay_end: Derived[Steps | None] = None
 
+    def validate(self) -> None:
+        check_order(self, [self.warmup_steps * self.worker_replicas, self.decay_end])
+
     def __call__(self, step: jax.Array) -> jax.Array:
         update = 1 + (step if self.decay_end is None else jnp.minimum(step, self.decay_end))
         rising = update * float(self.warmup_steps * self.worker_replicas) ** -1.5
         return self.model_dim**-0.5 * jnp.minimum(rising, jax.lax.rsqrt(jnp.asarray(update, jnp.float32)))
+
+
+def check_order(schedule: Schedule, steps: list[int | None]) -> None:
+    """Raises a ConfigError if the ends of warmup and decay, of which some may be None, are not in order."""
+    given = [step for step in steps if step is not None]
+    if given != sorted(given):
+        problem = f"{type(schedule).__name__}: the warmup's end, `decay_start` and `decay_end` must rise, not {given}."
+        raise ConfigError(problem, "Correct these steps.")
 
 
 def require(schedule: Schedule, field: str, value: int | None) -> int:

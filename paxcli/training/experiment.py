@@ -96,7 +96,7 @@ def with_derived_sizes(
         learner.bprop_variable_exclusion = (*learner.bprop_variable_exclusion, f"^{REFERENCE}/")
     for schedule in filter(None, (learner.schedule, *(group.schedule for group in learner.parameter_groups))):
         steps = fdl.ordered_arguments(schedule, include_defaults=True)
-        first = max(steps.get("warmup_steps", 0), steps.get("decay_start") or 0)
+        first = max(steps.get("warmup_steps", 0) * steps.get("worker_replicas", 1), steps.get("decay_start") or 0)
         for end in ("decay_end", "total_steps"):
             _fill(schedule, end, max(train.num_train_steps - steps.get("start_step", 0), first))
     shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)

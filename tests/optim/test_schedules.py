@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
@@ -93,6 +95,16 @@ def test_by_hand(name):
     schedule, points = _BY_HAND[name]
     schedule.validate()
     np.testing.assert_allclose(_values(schedule, points), list(points.values()), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(("decay_end", "is_refused"), [(399, True), (400, False), (None, False)])
+def test_a_decay_may_not_end_within_the_warmup(decay_end, is_refused):
+    """The factor stayed at that of a step of the warmup. A run that ends within the warmup is not refused."""
+    config = tiny_synthetic()
+    config.task.train.num_train_steps = 300
+    config.task.train.learner.schedule = NoamSchedule.config(warmup_steps=100, worker_replicas=4, decay_end=decay_end)
+    with pytest.raises(ConfigError, match=r"must rise, not \[400, 399\]") if is_refused else contextlib.nullcontext():
+        validate(config)
 
 
 _OPTAX = {
