@@ -118,6 +118,7 @@ class Run:
     """A run directory: the metrics and checkpoints that training writes.
 
     The first call that needs devices builds the model; later calls reuse it, and the parameters that were loaded last.
+    Evaluations and generations that several threads ask for run one after the other.
 
     Attributes:
       path: The directory.

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -180,6 +181,18 @@ def test_a_run_generates(run):
     from_inputs, metrics = run.generate_from_inputs(max_tokens=2)
     assert [one.prompt for one in from_inputs] == ["def ", "class ", "import "] and metrics == {}
     assert "input" not in from_inputs[0].to_dict()
+
+
+def test_threads_that_share_a_run_get_what_one_thread_gets(run):
+    prompts, steps = ["def ", "x", "im", "cl"], [2, 4, 2, 4]
+    alone = pax.Run(run.path)
+    texts = [alone.generate(prompt, 4, temperature=0)[0].ids for prompt in prompts]
+    losses = [alone.evaluate(step) for step in steps]
+    shared = pax.Run(run.path)
+    with ThreadPoolExecutor(4) as pool:
+        generated = pool.map(lambda prompt: shared.generate(prompt, 4, temperature=0)[0].ids, prompts)
+        assert list(generated) == texts
+        assert list(pool.map(shared.evaluate, steps)) == losses
 
 
 @pytest.mark.parametrize(

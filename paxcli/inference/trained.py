@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from paxcli.training.tokenizer_copies import with_copied_tokenizers
 
 _POLL_SECONDS = 10
 _AS_IN_TRAINING = {TextInput: ("text_field",), ChatInput: ("text_field", "chat_template", "template_date")}
+_TURN = threading.RLock()  # of the thread that evaluates or decodes: parameters and inputs are shared
 _EVERY_STEP = 2**62  # a writer drops lines of later steps than this: none
 
 
@@ -61,7 +63,10 @@ def wait_for_checkpoint(run_dir: RunDir) -> None:
 
 
 class TrainedRun:
-    """The checkpoints of a run directory. Writes nothing but `eval/` and `decoded/`."""
+    """The checkpoints of a run directory. Writes nothing but `eval/` and `decoded/`.
+
+    Calls of several threads run one after the other.
+    """
 
     def __init__(self, session: Session, run_dir: RunDir):
         self._session, self._run_dir = session, run_dir
@@ -89,12 +94,11 @@ class TrainedRun:
         """
         inputs = [self._files_input(list(files))] if files else self._session.experiment.eval_inputs
         if not inputs:
-            hint = "Give it `eval_inputs`, or text files with `--files`."
-            raise ConfigError("The recipe has no evaluation input.", hint)
-        for source in inputs:
-            source.reset()
+            raise ConfigError("The recipe has no evaluation input.", "Give it `eval_inputs`, or give `--files`.")
         self.params(step)  # first, since `pax eval --watch` handles the error of a step that was deleted
-        with self._session.active():
+        with _TURN, self._session.active():
+            for source in inputs:
+                source.reset()
             metrics = self._metrics(step, inputs)
         for name, values in metrics.items():
             if not math.isfinite(values.get("loss", 0.0)):
@@ -121,7 +125,7 @@ class TrainedRun:
         experiment = self._session.experiment
         check_continues_prompts(experiment.task.model)
         greedy = Sampling(batch_size=experiment.decoding.batch_size, eos_ids=experiment.decoding.eos_ids)
-        with self._session.active():
+        with _TURN, self._session.active():
             decoder = self._decoder(step, experiment.train_input, greedy, seed=0)
             metrics = run_tasks(decoder, names, manager, **settings)
         self._write_evaluation(step, f"{step}-tasks.json", metrics)
@@ -177,7 +181,7 @@ class TrainedRun:
         check_continues_prompts(self._session.experiment.task.model)
         if not (parsed := [parse_prompt(one) for one in prompts]):
             return []
-        with self._session.active():
+        with _TURN, self._session.active():
             decoding = override(self._session.experiment.decoding, **settings)
             decoder = self._decoder(step, self._session.experiment.train_input, decoding, seed)
             outputs = decoder.continue_prompts(parsed, on_text)
@@ -201,7 +205,7 @@ class TrainedRun:
         data, outputs, metrics = data_of(inputs), [], {}
         if not prompts and not data:
             raise ConfigError("There is no prompt.", 'Give one with `--prompt "…"`.')
-        with self._session.active():
+        with _TURN, self._session.active():
             if prompts:
                 decoder = self._decoder(step, experiment.train_input, decoding, seed)
                 outputs += decoder.continue_prompts(prompts, on_text)
@@ -232,10 +236,11 @@ class TrainedRun:
 
     def params(self, step: int) -> dict:
         """The parameters to evaluate: their moving averages, if the recipe keeps them. The last ones stay loaded."""
-        if self._held is None or self._held[0] != step:
-            self._held = self._last_decoder = None  # frees the memory first
-            self._held = step, self._load(step)
-        return self._held[1]
+        with _TURN:
+            if self._held is None or self._held[0] != step:
+                self._held = self._last_decoder = None  # frees the memory first
+                self._held = step, self._load(step)
+            return self._held[1]
 
     def _metrics(self, step: int, inputs: Sequence[BaseInput]) -> dict[str, dict[str, float]]:
         combine, mesh = self._session.experiment.task.metrics, self._session.mesh
