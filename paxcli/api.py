@@ -6,13 +6,13 @@ import contextvars
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import fiddle as fdl
 import numpy as np
 
 from paxcli.config.consent import code_consent
+from paxcli.config.paths import resolve_path
 from paxcli.config.render import recipe_yaml, render_text
 from paxcli.config.resolve import Resolved, SourcedValue, resolve
 from paxcli.config.tree import check_range
@@ -223,11 +223,15 @@ class Run:
           Input or task name → metric → value.
 
         Raises:
-          DataError, ConfigError: There is no such checkpoint, or no evaluation input, or a task cannot be loaded.
+          DataError, ConfigError: There is no such checkpoint, evaluation input or task, or arguments exclude others.
         """
         step, tasks = self.step(step), _several(tasks)
+        if files and tasks:
+            raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
+        if settings and not tasks:
+            raise ConfigError(f"`{min(settings)}` is a setting of tasks, and there is no task.", "Give it `tasks`.")
         if not tasks:
-            return self._trained.evaluate(step, _several(files), **settings)
+            return self._trained.evaluate(step, _several(files))
         from paxcli.inference.harness import find_tasks
 
         return self._trained.run_tasks(step, tasks, find_tasks(tasks, settings.pop("tasks_dir", None)), **settings)
@@ -268,8 +272,7 @@ class Run:
     ) -> tuple[list[Generation], dict[str, dict[str, float]]]:
         """Continues the recipe's decode inputs: prompts and datasets. The arguments are those of `generate`.
 
-        Returns:
-          The continuations, and the datasets' own metrics: input name → metric → value.
+        Returns the continuations, and the datasets' own metrics: input name → metric → value.
         """
         outputs, metrics = self._trained.answer_inputs(self.step(step), settings, seed, on_text)
         return [Generation(**output) for output in outputs], metrics
@@ -287,11 +290,7 @@ class Run:
         return self._trained.params(self.step(step))
 
     def step(self, step: int | None = None) -> int:
-        """`step`, or the latest step that has a checkpoint.
-
-        Raises:
-          DataError: There is no such checkpoint.
-        """
+        """`step`, or the latest step that has a checkpoint. Raises a DataError if there is no such checkpoint."""
         from paxcli.checkpoint.manager import find_step
 
         return find_step(self._directory.path, step)
@@ -430,15 +429,15 @@ def compile(
       `report`, with the keys of `pax compile --json`, and `text`, the optimized HLO, empty if the step does not fit.
 
     Raises:
-      ConfigError: The recipe does not match the topology, or has no such step.
-      MissingError: Something needed to compile for these devices is not installed.
+      ConfigError: The recipe does not match the topology, or has no such step to compile or save.
+      MissingError: Something needed to compile for these devices is not installed, or the file cannot be written.
     """
     from paxcli.programs.ahead_of_time import Step, compile_ahead, target_of
 
     check_range("step", step, Step)
     config = _recipe(recipe).config
     target = target_of(config, topology, slices)
-    return compile_ahead(config, target, step, None if save is None else Path(save))
+    return compile_ahead(config, target, step, None if save is None else resolve_path(save))
 
 
 def import_weights(

@@ -166,6 +166,16 @@ def test_a_run_is_evaluated_on_the_same_batches_each_time(run):
     assert run.steps[-1] == 4 and list(run.watch()) == run.steps
     with pytest.raises(pax.DataError, match="step 3"):
         run.evaluate(step=3)
+    with pytest.raises(pax.ConfigError, match="`limit` is a setting of tasks"):
+        run.evaluate(limit=3)
+    with pytest.raises(pax.ConfigError, match="different data"):
+        run.evaluate(files="a.txt", tasks="hellaswag")
+
+
+def test_a_step_may_be_one_of_the_metrics(run):
+    step = run.metrics()["step"][-1]
+    assert isinstance(step, np.int64) and type(run.step(step)) is int
+    assert run.evaluate(step) == run.evaluate(int(step))
 
 
 def test_a_run_generates(run):
@@ -295,3 +305,21 @@ def test_inputs_are_inspected_and_steps_compiled():
     compiled = pax.compile(recipe, "cpu:1")
     assert compiled.report["fits"] and "HloModule" in compiled.text
     assert jax.config.jax_enable_compilation_cache
+
+
+def test_paths_of_new_files_may_begin_with_a_tilde_and_be_in_new_directories(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    pax.compile(pax.load("tiny", set=SMALL), "cpu:1", save="~/steps/tiny.step")
+    run.plot(path="~/curves/loss.png")
+    run.report(path="~/pages/run.html")
+    written = ["curves/loss.png", "pages/run.html", "steps/tiny.step"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*.*")) == written
+
+
+def test_a_compiled_step_that_cannot_be_written_is_a_typed_error(tmp_path):
+    recipe = pax.load("tiny", set=SMALL)
+    with pytest.raises(pax.MissingError, match="Is a directory"):
+        pax.compile(recipe, "cpu:1", save=tmp_path)
+    with pytest.raises(pax.ConfigError, match="train steps only"):
+        pax.compile(recipe, "cpu:1", step="eval", save=tmp_path / "eval.step")

@@ -370,7 +370,7 @@ def find_steps(run_dir: str | os.PathLike[str], steps: Collection[int] = ()) -> 
         problem = f"no checkpoint of step {format_steps(missing)}" if present else "no checkpoint"
         hint = f"It has: {format_steps(present)}." if present else "Train in it first, or `pax import` weights into it."
         raise DataError(f"{os.fspath(run_dir)} has {problem}.", hint)
-    return sorted({*steps}) or present
+    return [step for step in present if step in steps] or present
 
 
 def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:

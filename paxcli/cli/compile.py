@@ -71,8 +71,6 @@ def compile(
     """
     if search and (hlo or explain or step != "train"):
         raise ConfigError("--search cannot be combined with --hlo, --explain or --step.", "Leave them out.")
-    if save and step != "train":
-        raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)

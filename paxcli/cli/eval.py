@@ -67,8 +67,6 @@ def evaluate(
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not names and (tasks is not None or settings):
         raise ConfigError("There is no task to run.", "Name one: `--tasks NAME`.")
-    if names and files:
-        raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
     if watch and step is not None:
         raise ConfigError("--watch evaluates every checkpoint, and --step one.", "Leave out one of them.")
     run = open_run(target, overlays, sets, run_dir)

@@ -151,7 +151,7 @@ def draw(runs: Sequence[RunMetrics], metrics: Sequence[str], smoothing: float = 
 
 def save_figure(figure: Figure, path: epath.PathLike) -> None:
     """Writes a figure as an image of the format that the file name's suffix names."""
-    path = epath.Path(path)
+    path = epath.Path(path).expanduser()
     formats = figure.canvas.get_supported_filetypes()
     if path.suffix[1:] not in formats:
         raise ConfigError(f"{path} cannot be written as an image.", f"End it in one of {', '.join(formats)}.")

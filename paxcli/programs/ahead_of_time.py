@@ -98,9 +98,11 @@ def compile_ahead(
       save: File to save the executable of a train step to.
 
     Raises:
-      ConfigError: The recipe cannot be sharded over the target's devices, or has no such step.
-      MissingError: This machine lacks what compiling for the target needs.
+      ConfigError: The recipe cannot be sharded over the target's devices, or has no such step to compile or save.
+      MissingError: This machine lacks what compiling for the target needs, or the file cannot be written.
     """
+    if save is not None and step != "train":
+        raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
     if save is not None and target.gpu is not None:
         hint = f"Compile it there, with `--topology gpu:{target.shape[0]}`."
         raise ConfigError("--save needs the GPUs: only on a machine with them does XLA autotune its kernels.", hint)

@@ -75,7 +75,7 @@ def write_page(template: str, path: epath.PathLike, dry_run: bool = False, **val
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     page = environment.get_template(template).render(version=__version__, written=written, **values)
     content = page.encode(errors="backslashreplace")  # the run's command may have had bytes that are not UTF-8
-    path = epath.Path(path)
+    path = epath.Path(path).expanduser()
     try:
         if not dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
