@@ -116,8 +116,7 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
             paths = assign_in(nodes, path, value)
             again = _assign_again(config, common, paths)
         except ConfigError as error:
-            prefix = "" if source == "--set" else f"{source}: "
-            raise ConfigError(prefix + error.message, error.hint) from None
+            raise ConfigError(("" if source == "--set" else f"{source}: ") + error.message, error.hint) from None
         for full in paths:
             if full in done:
                 raise ConfigError(f"{source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")

@@ -122,8 +122,7 @@ def open_token_file(path: epath.Path, info: TokenFileInfo, cache_dir: str | None
 def _is_index(starts: np.ndarray, num_tokens: int, info: TokenFileInfo) -> bool:
     if info.index_checksum is not None:
         return zlib.crc32(starts.data) == info.index_checksum
-    has_right_ends = starts[0] == 0 and starts[-1] == num_tokens - len(starts) + 1
-    return bool(has_right_ends and (np.diff(starts) >= 0).all())
+    return bool(starts[0] == 0 and starts[-1] == num_tokens - len(starts) + 1 and (np.diff(starts) >= 0).all())
 
 
 def check_contents(path: epath.Path, tokens: np.ndarray, info: TokenFileInfo) -> None:

@@ -49,10 +49,15 @@ def as_json(result: subprocess.CompletedProcess) -> dict:
     return json.loads(result.stdout)
 
 
+def _arrays_in(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
 def test_json_describes_the_saved_batches(pax_here, tmp_path):
     report = as_json(pax_here("inspect-input", "tiny", "--num-batches", "3", "--save", "batch.npz", "--json"))
     (train,) = report["inputs"]
-    saved = np.load(tmp_path / "batch.npz")
+    saved = _arrays_in(tmp_path / "batch.npz")
     assert report["saved"] == "batch.npz"
     assert set(saved) == set(train["fields"]) == {"ids", "labels", "weights", "segment_ids", "segment_pos"}
     for field, facts in train["fields"].items():
@@ -74,8 +79,8 @@ def test_a_batch_is_sharded_over_hosts(pax_here, tmp_path):
             )
         )
         assert report["inputs"][0]["warnings"] == []
-    parts = [np.load(tmp_path / f"{host}.npz")["ids"] for host in range(2)]
-    np.testing.assert_array_equal(np.concatenate(parts), np.load(tmp_path / "all.npz")["ids"])
+    *parts, together = (_arrays_in(tmp_path / f"{name}.npz")["ids"] for name in (0, 1, "all"))
+    np.testing.assert_array_equal(np.concatenate(parts), together)
 
 
 def test_text_has_one_line_per_row_and_no_control_codes(pax_here):

@@ -149,8 +149,9 @@ def inspect(capsys):
 def test_every_kind_as_json_and_as_text(kind, inspect, capsys, folder):
     report = inspect(kind, num_batches=2, save=folder / "batch.npz")
     (found,) = report["inputs"]
-    saved = np.load(folder / "batch.npz")
-    assert KINDS[kind] <= found["fields"].keys() == {*saved.files}
+    with np.load(folder / "batch.npz") as file:
+        saved = dict(file)
+    assert KINDS[kind] <= found["fields"].keys() == {*saved}
     for field, facts in found["fields"].items():
         assert (facts["shape"], facts["dtype"]) == ([*saved[field].shape], str(saved[field].dtype))
         assert facts["min"] <= saved[field].min() <= saved[field].max() <= facts["max"]

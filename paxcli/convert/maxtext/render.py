@@ -78,10 +78,8 @@ def expectation(converted: Conversion) -> list[str]:
     rate = float(found[1]) if found else 0
     if not rate:
         return [f"Its comment: {converted.launch.note}"] if converted.launch.note else []
-    return [
-        f"Expected: {rate:g} TFLOP/s per device, counted by {flops(converted.settings).formula}:"
-        f" {flops(converted.settings).total / rate:.2f} s per step."
-    ]
+    step = flops(converted.settings)
+    return [f"Expected: {rate:g} TFLOP/s per device, counted by {step.formula}: {step.total / rate:.2f} s per step."]
 
 
 def printable(text: str) -> str:

@@ -92,7 +92,10 @@ def keys_without_field() -> dict[str, str]:
 
 
 def remat() -> dict[str, dict[str, Any]]:
-    """`policies` of MaxText -> pax's policy, offloaded activations, difference; `activations`; what policies save on device."""
+    """`policies` of MaxText -> pax's policy, offloaded activations, difference; and what policies save on device.
+
+    `activations`: pax's name of each -> MaxText's.
+    """
     return _read("remat.yaml")
 
 
