@@ -193,7 +193,7 @@ class NoamSchedule(Schedule):
 
 
 def check_order(schedule: Schedule, steps: list[int | None]) -> None:
-    """Raises a ConfigError if the ends of warmup and decay, of which some may be None, are not in order."""
+    """Raises a ConfigError if the ends of warmup and decay are not in order; None = there is none."""
     given = [step for step in steps if step is not None]
     if given != sorted(given):
         problem = f"{type(schedule).__name__}: the warmup's end, `decay_start` and `decay_end` must rise, not {given}."
