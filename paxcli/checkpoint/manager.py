@@ -176,9 +176,9 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
     def _set_aside(self, step: int) -> str:
         """Gives a damaged checkpoint a name that is not a step, and returns it."""
         aside = self.directory / f"{step}.damaged"
-        while aside.exists():
+        while aside.exists() and step in self.steps():
             aside = aside.with_name(f"{aside.name}+")
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # another process was faster
             (self.directory / str(step)).rename(aside)
         return aside.name
 
@@ -190,13 +190,14 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
           abstract_state: The state's tree of arrays or of `jax.ShapeDtypeStruct`s with shardings, on any mesh.
 
         Raises:
-          DamagedCheckpoint: The checkpoint cannot be read, or was changed since it was saved.
-          DataError: No checkpoint has this step, or its arrays differ from `abstract_state`.
+          DamagedCheckpoint: The checkpoint cannot be read, was changed since it was saved, or is gone: another process
+            may have set it aside.
+          DataError: Its arrays differ from `abstract_state`.
           MissingError: This machine cannot read the files, as without permission.
         """
         self.wait()
         if step not in self.steps():
-            raise DataError(f"There is no checkpoint of step {step} in {self.directory}.", self._hint_other_steps(step))
+            raise DamagedCheckpoint(f"{self.directory} has no checkpoint of step {step}.", self._hint_other_steps(step))
         step_dir = self.directory / str(step)
         wanted = named_leaves(abstract_state)
         with self._translate_read_errors(step):

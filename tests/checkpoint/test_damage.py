@@ -164,6 +164,28 @@ def test_previous_skips_damaged_ones_says_why_and_keeps_them(checkpoints, tmp_pa
     assert CheckpointStore(copy).steps() == [1]  # the last one keeps its name
 
 
+def test_a_process_that_was_slower_to_find_the_damage_asks_for_a_restart(checkpoints, tmp_path, monkeypatch):
+    """It ended with the exit code of unusable data, after which a scheduler does not start the job again."""
+    copy, announced, restore = tmp_path / "copy", [], CheckpointStore.restore
+    shutil.copytree(checkpoints, copy)
+
+    def restore_later(self, step, state):
+        (copy / str(step)).rename(copy / f"{step}.damaged")  # as the process did that was faster
+        return restore(self, step, state)
+
+    def stop(error):
+        raise error
+
+    monkeypatch.setattr(CheckpointStore, "restore", restore_later)
+    monkeypatch.setattr("paxcli.checkpoint.manager.exit_now", stop)
+    monkeypatch.setattr("paxcli.checkpoint.manager.jax.process_count", lambda: 2)
+    with pytest.raises(Stopped):
+        CheckpointStore(copy, Checkpoint(on_corrupt="previous")).restore_newest(
+            abstract(make_state()), announced.append
+        )
+    assert "It is now 3.damaged," in announced[0]
+
+
 def test_a_lack_of_permission_is_not_damage(checkpoints, tmp_path, monkeypatch):
     shutil.copytree(checkpoints, tmp_path / "copy")
 
