@@ -20,15 +20,15 @@ from paxcli.checkpoint.local_tier import newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore, find_step
 from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.config.bucket import count_retries, repeat_operations
-from paxcli.config.render import with_set
+from paxcli.config.render import config_text, with_set
 from paxcli.config.values import plain_values
-from paxcli.errors import DataError, PaxError, Stopped
+from paxcli.errors import ConfigError, DataError, PaxError, Stopped
 from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.log import log
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
-from paxcli.mesh.startup import agree, exit_on_error, return_free_memory
+from paxcli.mesh.startup import agree, exit_on_error, find_different, return_free_memory
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
@@ -347,6 +347,9 @@ def train(
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         run_dir.check_same_recipe(config, allow_changed)
         session = stack.enter_context(open_session(config))
+        if others := find_different(config_text(config)):
+            problem = f"The recipe of process {others[0]} of this job is not that of process 0."
+            raise ConfigError(problem, "Start all with the same recipe, overlays and `--set` options.")
         stop = stack.enter_context(StopRequest(report.message))
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt

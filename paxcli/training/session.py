@@ -13,14 +13,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from paxcli.config.render import config_text
 from paxcli.errors import ConfigError, MeshError
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES, merge_rules
 from paxcli.mesh.sharding import current_device, global_spec, infeed_shard, use_mesh
-from paxcli.mesh.startup import exit_on_error, find_different
+from paxcli.mesh.startup import exit_on_error
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
@@ -103,8 +102,7 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
         started. None = this machine's devices.
 
     Raises:
-      ConfigError: Parts of the recipe contradict each other or the devices, or the processes of this job have different
-        recipes.
+      ConfigError: Parts of the recipe contradict each other or the devices.
     """
     here = devices is None
     try:
@@ -113,9 +111,6 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
         _build_mesh(config, devices)  # a mesh for another number of devices is the error to mention first
         raise
     mesh = _build_mesh(config, devices)
-    if here and (others := find_different(config_text(config))):
-        problem = f"This job's processes have different recipes: that of process {others[0]} is not that of process 0."
-        raise ConfigError(problem, "Start all with the same recipe, overlays and `--set` options.")
     validate(config, mesh.size, reads_data=here)
     batch = global_batch_size(config, mesh.size)
     experiment = fdl.build(with_derived_sizes(config, mesh.size, *infeed_shard(mesh)))

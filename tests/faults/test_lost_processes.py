@@ -194,7 +194,7 @@ def test_different_recipes_are_refused_by_each_process(tmp_path):
             jobs.append(stack.enter_context(job))
         ends = [job.end() for job in jobs]
     assert [code for code, _ in ends] == [2, 2], ends
-    assert all("that of process 1 is not that of process 0" in output for _, output in ends), ends
+    assert all("The recipe of process 1 of this job is not that of process 0" in output for _, output in ends), ends
     assert not (tmp_path / "run" / "config.txt").exists()
 
 
