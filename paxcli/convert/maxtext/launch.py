@@ -107,9 +107,9 @@ _PROGRAM = re.compile(r"(.*/)?(python[0-9.]*|bash|sh|xpk|gcloud|[^/]+\.sh)")
 
 
 def program_at(words: Sequence[Word]) -> int:
-    """The index of the program that a command runs: behind a launcher such as `srun`, else the first word."""
+    """The index of the program that a command runs: behind a launcher such as `srun` or `$CMD`, else the first word."""
     first = next((i for i, word in enumerate(words) if word.text), 0)
-    if words[first].text.rpartition("/")[2] not in _LAUNCHERS:
+    if words[first].text.rpartition("/")[2] not in _LAUNCHERS and not words[first].missing:
         return first
     return next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word.text)), first)
 

@@ -260,7 +260,8 @@ class _Evaluator:
                 name, *operands = self._words(node)[0] or [Word()]
                 if name.text == "test":
                     return shell_words.evaluate_test(operands)
-                return {"true": True, ":": True, "false": False}.get(name.text) if not operands else None
+                with_operands = {} if self.variables["@"] else {"getopts": False}
+                return (with_operands if operands else {"true": True, ":": True, "false": False}).get(name.text)
         return None
 
     def _line(self, node: Node) -> int:

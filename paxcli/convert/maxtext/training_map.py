@@ -104,8 +104,7 @@ def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None
         draft.set(_SCHEDULE, "LinearRampupCosineDecay")
     draft.set(f"{path}.warmup_steps", warmup, "warmup_steps_fraction", *keys)
     draft.set(f"{path}.decay_end", max(last, warmup), *keys)
-    final = "learning_rate_final_fraction"
-    draft.set(f"{path}.min_ratio", draft.settings[final], final)
+    draft.set(f"{path}.min_ratio", draft.settings["learning_rate_final_fraction"], "learning_rate_final_fraction")
 
 
 def _set_gpt3_schedule(draft: Conversion, batch: int, steps: int) -> None:

@@ -125,6 +125,11 @@ def test_a_launch_through_another_program_is_found(command: str) -> None:
     assert [keys(launch) for launch in reading.launches] == [{"steps": "5"}] and not reading.skipped
 
 
+def test_a_launch_behind_an_unknown_prefix_is_found() -> None:
+    script = 'if "$DRY_RUN"; then CMD=echo; else CMD=; fi\n$CMD python3 train.py base.yml steps=5'
+    assert [keys(launch) for launch in read_script(script).launches] == [{"steps": "5"}]
+
+
 @pytest.mark.parametrize(
     "command", ["kubectl get pods", "gcloud auth login", "docker pull image:1", "command -v python3"]
 )
@@ -417,7 +422,7 @@ def test_a_variable_that_a_skipped_statement_may_set_is_unknown(statement: str) 
     "loop",
     [
         'while [[ $# -gt 0 ]]; do case $1 in --steps) A=$2;; esac; shift; done', 'for X in "$@"; do A=$X; done',
-        "until true; do A=2; done",
+        'while getopts "a:" OPT; do case "$OPT" in a) A="$OPTARG";; esac; done', "until true; do A=2; done",
     ],
 )  # fmt: skip
 def test_a_loop_that_does_not_run_changes_nothing(loop: str) -> None:
