@@ -31,8 +31,8 @@ class LocalTier:
 
     Only a step that every process has can be restored, and only on the mesh that it was saved from. RUN is a hash of
     the run's path, so that a copy of a run does not continue from the original's steps. Local checkpoints count if
-    `checkpoints/local.txt` exists: one deletes them with the run directory. A run that starts from another checkpoint
-    deletes them too.
+    `checkpoints/local.txt` names DIRECTORY: one deletes them with the run directory. A run that starts from another
+    checkpoint deletes them too.
 
     Args:
       checkpoints: Directory of the run's own checkpoints.
@@ -51,10 +51,9 @@ class LocalTier:
         self._folder = self._root / f"process-{jax.process_index()}-of-{jax.process_count()}"
         self._pool = ThreadPoolExecutor(1, "local-checkpoint")
         self._pending: Future[None] | None = None
-        if not self._record.exists():
+        if _recorded_root(checkpoints) != self._root:  # what it has is older, or of another run
             shutil.rmtree(self._root, ignore_errors=True)
-        mine = np.resize(np.array([*reversed(_steps(self._folder)), 0], np.int32), 8)
-        rows = gather(mine)
+        rows = gather(np.resize(np.array([*reversed(_steps(self._folder)), 0], np.int32), 8))
         self.steps = sorted(set.intersection(*map(set, rows.tolist())) - {0})
         newest = max(_steps(checkpoints), default=0)
         counts = {folder.name.rpartition("-")[2] for folder in self._root.glob("process-*") if _steps(folder)}
@@ -69,7 +68,7 @@ class LocalTier:
         """Copies this process's shards of `arrays`, and writes them in the background."""
         self.wait()
         gather(np.zeros(1, np.int32))  # the save before is now complete everywhere
-        if jax.process_index() == 0 and not self._record.exists():
+        if jax.process_index() == 0 and _recorded_root(self._record.parent) != self._root:
             self._record.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._record, self._directory)
         self._pending = self._pool.submit(self._write, step, _local_shards(arrays), input_state, recipe)
@@ -149,13 +148,19 @@ class LocalTier:
 
 def find_local(checkpoints: epath.Path) -> list[epath.Path]:
     """The local checkpoints on this machine, `process-I-of-N/STEP`, of the run whose own are in `checkpoints`."""
+    root = _recorded_root(checkpoints)
+    folders = sorted(root.glob("process-*")) if root is not None else []
+    return [folder / str(step) for folder in folders for step in _steps(folder)]
+
+
+def _recorded_root(checkpoints: epath.Path) -> epath.Path | None:
+    """Where the run saves local checkpoints on each machine; None if it has saved none."""
     record = checkpoints / RECORD
     try:
-        folders = sorted(_root(checkpoints, record.read_text()).glob("process-*")) if record.exists() else []
+        return _root(checkpoints, record.read_text()) if record.exists() else None
     except ValueError:  # not text, or not a path
         hint = "Write `checkpoint.local_directory` of the recipe into it; or delete it, and those checkpoints with it."
         raise DataError(f"{record} is damaged.", hint) from None
-    return [folder / str(step) for folder in folders for step in _steps(folder)]
 
 
 def newest_local_step(checkpoints: epath.Path) -> int | None:

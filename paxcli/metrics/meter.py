@@ -175,5 +175,4 @@ def peak_memory_bytes() -> int:
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     if peaks := [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]:
         return max(peaks)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -34,8 +34,7 @@ class StopRequest:
         self.signal_name: str | None = None
 
     def __enter__(self) -> StopRequest:
-        is_main = threading.current_thread() is threading.main_thread()
-        for number in stop_signals() if is_main else ():
+        for number in stop_signals() if threading.current_thread() is threading.main_thread() else ():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -84,6 +84,23 @@ def test_a_new_run_at_the_same_path_has_no_local_checkpoints(tmp_path):
     assert _store(tmp_path).latest_step() is None and not list((tmp_path / "local [1]").iterdir())
 
 
+def test_a_run_that_moves_its_local_checkpoints_does_not_find_those_of_another_run(tmp_path):
+    """It continued from step 8 of a run that had been deleted."""
+    _save(tmp_path, range(1, 10))
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "local [1]").rename(tmp_path / "old")
+    _save(tmp_path, range(1, 7))
+    (tmp_path / "local [1]").rename(tmp_path / "new")
+    (tmp_path / "old").rename(tmp_path / "local [1]")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "local.txt").write_text(str(tmp_path / "new"))  # the recipe names another directory from here on
+    assert [path.name for path in find_local(checkpoints)] == ["4", "6"]
+    assert _restore(tmp_path) == (5, [])
+    _save(tmp_path, range(6, 9))
+    assert [path.name for path in find_local(checkpoints)] == ["6", "8"]
+    assert _restore(tmp_path) == (8, [])
+
+
 def test_a_run_that_lost_its_local_checkpoints_says_where_it_continues(tmp_path, caplog):
     _save(tmp_path, range(1, 5))
     shutil.rmtree(tmp_path / "local [1]")
