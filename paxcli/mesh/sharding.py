@@ -118,8 +118,7 @@ def split(shape: tuple[int, ...], *logical_axes: str | None) -> tuple[int, ...]:
     sharding = layout(shape, *logical_axes)
     if sharding is None:
         return (1,) * len(shape)
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return tuple(_num_shards(axes_of(entry), sizes) for entry in sharding)
+    return tuple(_num_shards(axes_of(entry), jax.sharding.get_abstract_mesh().shape) for entry in sharding)
 
 
 def vmap_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -123,9 +123,15 @@ class RunDir:
         raise MissingError(f"The run directory {self.path} was renamed, deleted or replaced during the run.", hint)
 
     def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was saved, here or on local disks: the same on every machine of a job."""
+        """Whether a checkpoint was saved, here or on local disks: the same on every machine of a job.
+
+        Raises:
+          MissingError: Their directory is a link to one that is not there.
+        """
         from paxcli.checkpoint.manager import RECORD, CheckpointStore  # here, since it loads JAX
 
+        if os.path.islink(self.checkpoints) and not self.checkpoints.exists():
+            raise MissingError(f"{self.checkpoints} is a broken link.", "Mount its file system, or delete the link.")
         return bool(CheckpointStore(self.checkpoints).steps()) or (self.checkpoints / RECORD).exists()
 
     def original_config(self) -> dict[str, Any]:

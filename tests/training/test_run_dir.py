@@ -11,7 +11,7 @@ from pax_recipes.tiny import tiny_synthetic
 from paxcli.config.assign import assign
 from paxcli.config.render import config_text
 from paxcli.config.resolve import resolve
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, MissingError
 from paxcli.inputs.text import TextInput
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.patterned_stack import PatternedStack
@@ -94,6 +94,16 @@ def test_a_newer_field_that_the_recipe_sets_is_a_change(tmp_path):
     run_dir = _started(tmp_path, text.replace(line, ""))
     with pytest.raises(ConfigError, match="window: unset → 8"):
         run_dir.check_same_recipe(resolve("tiny", (), ["window=8"]).config, allow_changed=True)
+
+
+def test_a_link_to_checkpoints_that_are_not_mounted_is_refused(tmp_path):
+    """The run started again at step 0, and its metrics were replaced."""
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "mounted")
+    run_dir = RunDir(tmp_path)
+    with pytest.raises(MissingError, match="checkpoints is a broken link"):
+        run_dir.has_checkpoints()
+    (tmp_path / "mounted").mkdir()
+    assert not run_dir.has_checkpoints()
 
 
 def test_a_run_without_a_checkpoint_takes_any_recipe(tmp_path):
