@@ -405,7 +405,7 @@ def _preservation_policy(policy: Checkpoint) -> Any:
     if policy.save_keep_interval_steps is not None:
         kept.append(ocm.EveryNSteps(policy.save_keep_interval_steps))
     if policy.save_keep_interval_duration is not None:
-        kept.append(ocm.EveryNSeconds(int(parse_duration(policy.save_keep_interval_duration).total_seconds())))
+        kept.append(ocm.EveryNSeconds(parse_duration(policy.save_keep_interval_duration).total_seconds()))
     return ocm.AnyPreservationPolicy(kept)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +56,15 @@ def test_one_checkpoint_a_span_of_time_is_kept(tmp_path, state):
         for step in (4, 5):
             store.save(step, state, {})
     assert store.steps() == [1, 4, 5]
+
+
+def test_a_fraction_of_a_second_between_checkpoints_counts():
+    """0.5 s was 0 s, which kept every checkpoint."""
+    *_, by_time = manager._preservation_policy(Checkpoint(save_keep_interval_duration="0.5s")).policies
+    times = [datetime.datetime(2026, 1, 1, microsecond=100_000 * tenths) for tenths in (0, 2, 4, 6, 8)]
+    saved = [types.SimpleNamespace(step=step, time=time) for step, time in enumerate(times)]
+    found = by_time.should_preserve(saved, context=None)
+    assert found == [True, False, False, True, False]
 
 
 def test_a_save_has_the_values_at_the_time_of_the_call(tmp_path):
