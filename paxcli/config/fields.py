@@ -45,8 +45,7 @@ class Range:
     below: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        is_finite = -_LARGEST <= value <= _LARGEST
-        return is_finite and self.min <= value <= self.max and self.above < value < self.below
+        return -_LARGEST <= value <= _LARGEST and self.min <= value <= self.max and self.above < value < self.below
 
     def __str__(self) -> str:
         bounds = {"at least": self.min, "above": self.above, "at most": self.max, "below": self.below}

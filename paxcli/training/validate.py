@@ -72,7 +72,8 @@ def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
         microbatches *= train.learner.stochastic_gradient.microbatch_size
     shards = math.prod(sizes[axis] for axis in BATCH_AXES)
     if batch % (shards * microbatches):
-        arithmetic = " × ".join(f"{axis}={sizes[axis]}" for axis in BATCH_AXES)
+        arithmetic = f"data={sizes[Axis.DATA]} × fsdp={sizes[Axis.FSDP]}"
+        arithmetic += f" × expert={sizes[Axis.EXPERT]}" if sizes[Axis.EXPERT] > 1 else ""
         arithmetic += f" × {microbatches} microbatches" if microbatches > 1 else ""
         nearest = max(1, round(batch / (shards * microbatches))) * shards * microbatches
         hint = f"The nearest batch that divides: `--set global_batch_size={nearest}`."

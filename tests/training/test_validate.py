@@ -87,7 +87,7 @@ def test_that_a_mesh_is_for_other_devices_is_said_before_that_it_divides_nothing
 def test_without_a_shape_of_their_own_slices_divide_the_devices() -> None:
     config = pax.load("tiny-synthetic", set={"mesh.dcn_mesh_shape": {"data": 2}}).config
     validate(config, num_devices=8)  # 8 rows
-    with pytest.raises(MeshError, match="8 does not divide over data=16 × fsdp=1 × expert=1 = 16"):
+    with pytest.raises(MeshError, match="8 does not divide over data=16 × fsdp=1 = 16"):
         validate(config, num_devices=16)
 
 
