@@ -405,7 +405,8 @@ def _preservation_policy(policy: Checkpoint) -> Any:
     if policy.save_keep_interval_steps is not None:
         kept.append(ocm.EveryNSteps(policy.save_keep_interval_steps))
     if policy.save_keep_interval_duration is not None:
-        kept.append(ocm.EveryNSeconds(parse_duration(policy.save_keep_interval_duration).total_seconds()))
+        # Orbax takes fractions of a second too.
+        kept.append(ocm.EveryNSeconds(parse_duration(policy.save_keep_interval_duration).total_seconds()))  # pyrefly: ignore
     return ocm.AnyPreservationPolicy(kept)
 
 
