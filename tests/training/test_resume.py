@@ -192,8 +192,9 @@ def test_warm_start_names_what_does_not_fit(straight, tmp_path, pax):
 @pytest.mark.slow
 def test_a_renamed_run_directory_stops_the_run_and_is_not_created_again(tmp_path):
     run_dir, renamed = tmp_path / "i", tmp_path / "j"
-    with _start(run_dir, num_train_steps=1_000_000, save_interval_steps=50) as process:
-        while not (run_dir / "checkpoints" / "50").exists():
+    # Far between, so that no save is in progress at the time of the rename: one would make the old directory again.
+    with _start(run_dir, num_train_steps=1_000_000, save_interval_steps=400) as process:
+        while not (run_dir / "checkpoints" / "400").exists():
             assert process.poll() is None
             time.sleep(0.01)
         run_dir.rename(renamed)
@@ -201,5 +202,5 @@ def test_a_renamed_run_directory_stops_the_run_and_is_not_created_again(tmp_path
     assert process.returncode == 3, report
     assert f"The run directory {run_dir} was renamed" in report and "Traceback" not in report
     assert not run_dir.exists()
-    code, report = _run(renamed, "--allow-changed", num_train_steps=60, save_interval_steps=50)
-    assert code == 0 and "step 50" in report
+    code, report = _run(renamed, "--allow-changed", num_train_steps=410, save_interval_steps=400)
+    assert code == 0 and "step 400" in report
