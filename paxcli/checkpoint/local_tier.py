@@ -154,7 +154,7 @@ def find_local(checkpoints: epath.Path) -> list[epath.Path]:
 
 
 def _recorded_root(checkpoints: epath.Path) -> epath.Path | None:
-    """Where the run saves local checkpoints on each machine; None if it has saved none."""
+    """The directory of the run on each machine's local disk; None if it has saved nothing there."""
     record = checkpoints / RECORD
     try:
         return _root(checkpoints, record.read_text()) if record.exists() else None
