@@ -223,7 +223,7 @@ class Run:
           Input or task name → metric → value.
 
         Raises:
-          DataError, ConfigError: There is no such checkpoint, evaluation input or task, or arguments exclude others.
+          DataError, ConfigError: The checkpoint, input or task does not exist, or the arguments cannot be combined.
         """
         step, tasks = self.step(step), _several(tasks)
         if files and tasks:
@@ -290,7 +290,7 @@ class Run:
         return self._trained.params(self.step(step))
 
     def step(self, step: int | None = None) -> int:
-        """`step`, or the latest step that has a checkpoint. Raises a DataError if there is no such checkpoint."""
+        """`step`, or the latest step with a checkpoint; None = the latest. Raises DataError if it has no checkpoint."""
         from paxcli.checkpoint.manager import find_step
 
         return find_step(self._directory.path, step)

@@ -51,7 +51,8 @@ class LocalTier:
         self._folder = self._root / f"process-{jax.process_index()}-of-{jax.process_count()}"
         self._pool = ThreadPoolExecutor(1, "local-checkpoint")
         self._pending: Future[None] | None = None
-        if _recorded_root(checkpoints) != self._root:  # what it has is older, or of another run
+        self._is_recorded = _recorded_root(checkpoints) == self._root
+        if not self._is_recorded:  # what it has is older, or of another run
             shutil.rmtree(self._root, ignore_errors=True)
         rows = gather(np.resize(np.array([*reversed(_steps(self._folder)), 0], np.int32), 8))
         self.steps = sorted(set.intersection(*map(set, rows.tolist())) - {0})
@@ -68,9 +69,10 @@ class LocalTier:
         """Copies this process's shards of `arrays`, and writes them in the background."""
         self.wait()
         gather(np.zeros(1, np.int32))  # the save before is now complete everywhere
-        if jax.process_index() == 0 and _recorded_root(self._record.parent) != self._root:
+        if jax.process_index() == 0 and not self._is_recorded:
             self._record.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._record, self._directory)
+            self._is_recorded = True
         self._pending = self._pool.submit(self._write, step, _local_shards(arrays), input_state, recipe)
 
     def _write(self, step: int, shards: dict[str, np.ndarray], input_state: InputState, recipe: Recipe) -> None:

@@ -236,9 +236,9 @@ def unroll_layers(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
     """
     fields = (field.name for field in dataclasses.fields(model) if field.name not in ("parent", "name"))
     model = model.clone(**jax.tree.map(_with_decode_fields, model.named_fields(*fields)))
-    platform, found = current_device().platform, model.stacks() if isinstance(model, TransformerModel) else {}
+    platform = current_device().platform
+    found = model.stacks() if isinstance(model, TransformerModel) and platform != "tpu" else {}
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
-    stacks = {} if platform == "tpu" else stacks
     in_order = {"scan": False, "remat_policy": "everything", "save": (), "offload": ()}
     templates = model.named_fields(*stacks)
     unrolled = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})

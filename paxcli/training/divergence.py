@@ -46,9 +46,8 @@ class DivergenceCheck:
         if most is not None and self._in_a_row >= most:
             reason = "their gradients are not finite, or above `skip_step_gradient_norm_value`"
             text = f"The last {self._in_a_row} steps up to step {record.step} were skipped: {reason}."
-            raise DivergedError(
-                f"{text} Earlier checkpoints are kept.", f"{_HINT} `max_consecutive_skips` is the limit."
-            )
+            hint = f"{_HINT} `max_consecutive_skips` is the limit."
+            raise DivergedError(f"{text} Earlier checkpoints are kept.", hint)
 
     def check_params(self, step: int, params: Any) -> None:
         """Raises DivergedError when parameters are not finite, so that they are never saved."""

@@ -50,9 +50,8 @@ def advice(session: Session, capacity: int | None) -> list[str]:
     config, abstract = session.config, session.abstract
     state = bytes_per_device(abstract)
     train, model = config.task.train, session.experiment.task.model
-    sizes = f"Parameters and optimizer take {state / _GIB:.1f} GiB of each device"
     fixes = "shard them over more (`fsdp` or `tensor` in `mesh.ici_mesh_shape`), or use `optimizer=ShardedAdafactor`"
-    smaller_state = f"{sizes}: {fixes}."
+    smaller_state = f"Parameters and optimizer take {state / _GIB:.1f} GiB of each device: {fixes}."
     if capacity and state > 0.8 * capacity:
         return [smaller_state]
     ways = []

@@ -160,7 +160,7 @@ def test_spaces_where_rows_and_documents_begin_are_counted(
         files=[str(tmp_path / "a.jsonl")], tokenizer=lambda: tokenizer, seq_len=seq_len, packing=packing, **epoch
     )
     counts = sum((evaluate._count(batch, tokenizer) for batch in source.eval_batches()), Counter[str]())
-    # Without BOS, the first token of a document is no target.
+    # Without BOS, the first token of a document is not a target.
     first = 0 if bos_id >= 0 else sum(len(tokenizer.decode(tokenizer.encode(text)[:1]).encode()) for text in texts)
     assert counts["bytes"] == sum(len(text.encode()) for text in texts) - first
 

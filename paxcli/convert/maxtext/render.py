@@ -43,15 +43,15 @@ def recipe_python(converted: Conversion) -> str:
 
 def report(converted: Conversion, parameters: int | None = None, verbose: bool = False) -> str:
     """The report of a conversion: sizes, what is not exact, and the launch's values; with `verbose` all values."""
-    settings, flags = converted.settings, converted.launch.flags
+    settings, flags, step = converted.settings, converted.launch.flags, flops(converted.settings)
     sizes = [
-        f"parameters: {num_parameters(converted.settings):,} by MaxText's sizes"
+        f"parameters: {num_parameters(settings):,} by MaxText's sizes"
         + (f", {parameters:,} by the recipe" if parameters is not None else ""),
         f"devices: {converted.num_devices or 'all available'}"
         + (f" ({converted.topology.source})" if converted.topology.source else "")
         + ("; as many slices as the DCN axes have" if converted.topology.slices is None else ""),
         *([f"tokens per step: {converted.tokens_per_step:,}"] if converted.tokens_per_step is not None else []),
-        f"TFLOPs per step and device: {flops(converted.settings).total:,.2f} ({flops(converted.settings).formula})",
+        f"TFLOPs per step and device: {step.total:,.2f} ({step.formula})",
         *expectation(converted),
     ]
     shown = [row for row in converted.rows if verbose or row.line is not None or row.origin == "environment"]

@@ -21,7 +21,7 @@ from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, 
 from paxcli.convert.maxtext.shell_words import SHIFTED, Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError, names_hint
 
-# Returns the text of another script that a script names, or None if there is no such file.
+# The name of a script -> its text; None if the file does not exist.
 OpenScript = Callable[[str], str | None]
 
 _QUIET = ("echo", "printf", ":", "true", "sleep", "date", "cd", "popd", "pushd")
