@@ -28,8 +28,7 @@ class NestedMap(dict[str, Any]):
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
-        if name not in self:
-            raise AttributeError(f"No field `{name}`.")
+        self.__getattr__(name)  # raises for an unknown one
         del self[name]
 
     def copy(self) -> Self:
@@ -74,7 +73,4 @@ def join_rows(sources: np.ndarray, read: Callable[[int, np.ndarray], NestedMap])
 
 def digest(arrays: Iterable[np.ndarray]) -> str:
     """A hash of the contents of arrays."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(array.tobytes())
-    return found.hexdigest()[:16]
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]

@@ -15,8 +15,8 @@ import yaml
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
 from paxcli.cli.output import fail_with_result, say_result
 from paxcli.cli.runs import load_recipe
-from paxcli.config.paths import replace_text
-from paxcli.errors import ConfigError, MissingError, first_line, machine_fault
+from paxcli.config.paths import write_output
+from paxcli.errors import ConfigError, MissingError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,10 +89,9 @@ def compile(
     text = _text(report, what) + (_explain(report) if explain else "") if report["fits"] else ""
     try:
         if hlo and compiled.text:
-            replace_text(hlo, compiled.text)
-    except OSError as error:
-        fault = machine_fault(error) or first_line(error)
-        fail_with_result(report, text, MissingError(f"Cannot write {hlo}: {fault}.", "Choose another file."), as_json)
+            write_output(hlo, compiled.text.encode())
+    except MissingError as error:
+        fail_with_result(report, text, error, as_json)
     if not report["fits"]:
         hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
         problem = f"{resolved.name} does not fit on {what}: {describe_shortage(report)}."
@@ -134,7 +133,7 @@ def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: b
         def on_trial(trial: Trial, best: Trial) -> None:
             console.print(_line(trial.settings, trial.report), markup=False)
             if save and best.report["fits"]:  # now, since the search may be interrupted
-                replace_text(save, yaml.safe_dump(best.settings, sort_keys=False))
+                write_output(save, yaml.safe_dump(best.settings, sort_keys=False).encode())
 
         trials = search(resolved.config, target, on_trial)
     ranked = [{"settings": trial.settings} | trial.report for trial in trials]

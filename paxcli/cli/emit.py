@@ -11,6 +11,7 @@ from paxcli.cli.install import FromOption
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption, file_option
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import check_devices, retype_changes
+from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
@@ -73,6 +74,6 @@ def emit(
         if Path(file.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES):
             log.warning("The job reads %s: it has to be in the image, or in the directory of the task.", file)
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        write_output(out, text.encode())
     result = {"target": target, "devices": task.devices, "path": out and str(out), "text": text}
     say_result(result, f"Wrote {out}" if out else text.rstrip("\n"), as_json)

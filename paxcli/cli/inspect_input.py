@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import sys
@@ -14,6 +15,7 @@ import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
+from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError
 from paxcli.log import use_color
 
@@ -144,5 +146,6 @@ def _save(path: Path, shown: list[Inspection]) -> None:
         for found in shown
         for field, array in found.batches[0].flatten_items()
     }
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    write_output(path, file.getvalue())

@@ -11,6 +11,7 @@ import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption, file_option
 from paxcli.cli.output import say_result
+from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError
 
 ScriptArgument = Annotated[
@@ -89,7 +90,7 @@ def maxtext_convert(
     results = [describe(one, source, python, check, verbose) for one in conversions]
     for file, result in zip(files, results, strict=False):
         if not dry_run:
-            file.write_text(result["recipe"], encoding="utf-8")
+            write_output(file, result["recipe"].encode())
     for result in results:
         print(result["report"], file=sys.stderr, end="\n\n")
     verb = "Would write" if dry_run else "Wrote"

@@ -15,7 +15,7 @@ from paxcli.cli.options import DryRunOption, JsonOption, OtherRecipe, OverlayOpt
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.config.index import find_recipes
-from paxcli.config.paths import replace_text
+from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError
 from paxcli.log import use_color
 
@@ -88,7 +88,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
     entry = find_entry(recipe)
     source = recipe_source(entry)
     if not dry_run:
-        replace_text(file, source)
+        write_output(file, source.encode())
     result = {"name": entry.name, "file": str(file), "written": not dry_run, "source": source}
     train = ["pax", "train", f"{file}:{entry.function}", "--run-dir", f"runs/{file.stem}"]
     text = source.rstrip() if dry_run else f"Wrote {file}. To train it: {shlex.join(train)}"

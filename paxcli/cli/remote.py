@@ -21,6 +21,7 @@ from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.jobs import Argument, Job, start_script
 from paxcli.cloud.workers import Worker, find_workers
+from paxcli.config.paths import read_text
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
@@ -119,13 +120,7 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
                 options.append(f"{param.opts[0]}={word}")
             else:
                 options += [param.opts[0], word]
-    texts = {}
-    for name, path in files.items():
-        try:
-            texts[name] = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            hint = "Correct the path: the file is sent to the workers."
-            raise ConfigError(f"Cannot read {path}: {error}.", hint) from None
+    texts = {name: read_text(path, ConfigError) for name, path in files.items()}
     return [*options, "--", *positional] if positional else options, texts
 
 

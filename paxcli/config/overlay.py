@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from paxcli.config.index import find_overlays
-from paxcli.config.paths import resolve_path
+from paxcli.config.paths import read_text, resolve_path
 from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean, names_hint
 
@@ -62,9 +62,7 @@ def read_yaml_recipe(path: Path) -> tuple[str, list[str], dict[str, Any]]:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}.", "Correct the path.") from None
+        content = parse_yaml(read_text(path, ConfigError))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: {error.problem}.", "Fix the YAML on this line.") from None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paxcli.config.bucket import repeat
+from paxcli.errors import DataError, MissingError, PaxError, first_line, machine_fault
 
 
 def default_run_dir(recipe_name: str) -> str:
@@ -32,6 +33,16 @@ def size_and_time(path: os.PathLike[str]) -> tuple[int, float | None]:
     return (found.length, found.mtime) if is_remote else (found.st_size, found.st_mtime)  # pyrefly: ignore
 
 
+def read_text(path: Path, kind: type[PaxError] = DataError) -> str:
+    """The text of a UTF-8 file that the user named. Raises an error of this `kind` if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise kind(f"Cannot read {path}: {error.strerror}.", "Correct the path.") from None
+    except UnicodeDecodeError as error:
+        raise kind(f"{path} is not UTF-8 text: byte {error.start}.", "Save the file as UTF-8.") from None
+
+
 def replace_text(path: str | os.PathLike[str], text: str) -> None:
     """Replaces a file by text in UTF-8, as `replace_bytes` does."""
     replace_bytes(path, text.encode())
@@ -47,6 +58,21 @@ def replace_bytes(path: str | os.PathLike[str], content: bytes) -> None:
         write(content)
 
 
+def write_output(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file that the user named, as `replace_bytes` does, and makes its directory.
+
+    Raises:
+      MissingError: The file cannot be written, and is unchanged.
+    """
+    target = os.path.expanduser(path)
+    try:
+        resolve_path(target).parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(target, content)
+    except OSError as error:
+        fault = machine_fault(error) or error.strerror or first_line(error)
+        raise MissingError(f"Cannot write {path}: {fault}.", "Choose another file.") from error
+
+
 def copy_file(source: str | os.PathLike[str], copy: str | os.PathLike[str]) -> None:
     """Copies a file atomically, as `replace_bytes` writes, and makes the directories of the copy."""
     resolve_path(copy).parent.mkdir(parents=True, exist_ok=True)
@@ -58,9 +84,9 @@ def copy_file(source: str | os.PathLike[str], copy: str | os.PathLike[str]) -> N
 @contextlib.contextmanager
 def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
     """A temporary file with another suffix that replaces `path` at the end; an error deletes it, and names `path`."""
-    target = os.path.realpath(path)  # that of a link
-    if "://" in os.fspath(path) or (os.path.exists(target) and not os.path.isfile(target)):
-        yield resolve_path(path)  # an upload is atomic
+    is_remote, target = "://" in os.fspath(path), os.path.realpath(path)  # that of a link
+    if is_remote or (os.path.exists(path) and not os.path.isfile(path)):
+        yield resolve_path(path) if is_remote else Path(path)  # an upload is atomic
         return
     temporary = Path(f"{target}{suffix}")
     try:

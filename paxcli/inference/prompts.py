@@ -14,8 +14,9 @@ import fiddle as fdl
 
 from paxcli.config.assign import assign
 from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, Seed, Tokens
+from paxcli.config.paths import read_text
 from paxcli.config.tree import check_fields
-from paxcli.errors import ConfigError, PaxError, first_line, names_hint
+from paxcli.errors import ConfigError, PaxError, names_hint
 from paxcli.inputs.conversations import messages_of
 
 
@@ -102,10 +103,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises:
       ConfigError: The file cannot be read or has no prompt, or a line is not one; names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read {path}: {first_line(error)}.", "Give a UTF-8 text file of prompts.") from None
+    lines = read_text(path, ConfigError).removeprefix("\ufeff").split("\n")
     places = {f"{path}, line {number}: ": line for number, line in enumerate(lines, 1) if line.strip()}
     if not places:
         raise ConfigError(f"{path} has no prompt.", "Write one per line.")

@@ -19,8 +19,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from paxcli.config.paths import read_text
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.tokenizer_files import read_object, read_text, token_text
+from paxcli.inputs.tokenizer_files import read_object, token_text
 from paxcli.inputs.tokenizers import Tokenizer
 
 DEFAULT_TEMPLATE = (Path(__file__).parent / "data" / "default_chat.jinja").read_text(encoding="utf-8")

@@ -6,20 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paxcli.config.paths import read_text
 from paxcli.errors import DataError
 
 _SPECIAL = ("special_tokens_map.json", "tokenizer_config.json")  # the second one takes precedence
 _MODEL = "config.json"
-
-
-def read_text(path: Path) -> str:
-    """Raises DataError if the file cannot be read or is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.", "Correct the path.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: byte {error.start}.", "Save the file as UTF-8.") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

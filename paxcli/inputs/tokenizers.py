@@ -15,9 +15,10 @@ import numpy as np
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import TokenizerFile
+from paxcli.config.paths import read_text
 from paxcli.errors import ConfigError, DataError, load_library
 from paxcli.inputs.hub import find_model
-from paxcli.inputs.tokenizer_files import read_text, special_tokens
+from paxcli.inputs.tokenizer_files import special_tokens
 
 # Those of Llama 3, whose `tokenizer.model` contains neither.
 _LLAMA3_PATTERN = (

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etils import epath
 
-from paxcli.config.paths import replace_bytes
-from paxcli.errors import ConfigError, DataError, MissingError, names_hint
+from paxcli.config.paths import write_output
+from paxcli.errors import ConfigError, DataError, names_hint
 from paxcli.metrics.writers import TRAIN, read_lines
 
 if TYPE_CHECKING:
@@ -157,11 +157,7 @@ def save_figure(figure: Figure, path: epath.PathLike) -> None:
         raise ConfigError(f"{path} cannot be written as an image.", f"End it in one of {', '.join(formats)}.")
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix[1:])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(path, image.getvalue())
-    except OSError as error:
-        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error
+    write_output(path, image.getvalue())
 
 
 def _read_lines(run_dir: epath.Path, sample: bool) -> list[dict[str, Any]]:

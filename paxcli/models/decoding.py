@@ -20,8 +20,6 @@ from paxcli.models.base import CausalModel, DecodingModel, PerRow, Seq2SeqModel,
 from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
 from paxcli.models.transformer import TransformerModel
 
-PROMPTS_AT_ONCE = 16  # batch size of the decode step that `pax compile` compiles
-
 
 class DecodeState(NamedTuple):
     """Sequences between two tokens. A row of zeros is a free slot.

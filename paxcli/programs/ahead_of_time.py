@@ -23,7 +23,7 @@ from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import set_libtpu_arguments
 from paxcli.metrics.peaks import mfu
 from paxcli.models.base import CausalModel
-from paxcli.models.decoding import PROMPTS_AT_ONCE, DecodeState, generate, unroll_layers
+from paxcli.models.decoding import DecodeState, generate, unroll_layers
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
 from paxcli.programs import gpu_machine, tpu_machine
@@ -39,6 +39,7 @@ from paxcli.training.step import make_eval_step, make_train_step
 
 Step = Literal["train", "eval", "decode"]
 
+_PROMPTS_AT_ONCE = 16  # batch size of the decode step
 _UNITS = ("", "K", "M", "G", "T")
 _NUMBER = r"([\d.]+)([KMGT]?)"
 _OUT_OF_MEMORY = rf"(?:temporaries \(|Used ){_NUMBER}(?:\) exceeds available HBM \(| of ){_NUMBER}(?:\)| hbm)"
@@ -165,8 +166,8 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     half = model.max_decode_len // 2
     cast = jax.eval_shape(model.cast, params)
     placed = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at.sharding), cast, params)
-    prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
-    lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), jnp.int32)
+    prompts = jax.ShapeDtypeStruct((_PROMPTS_AT_ONCE, half), jnp.int32)
+    lengths = jax.ShapeDtypeStruct((_PROMPTS_AT_ONCE,), jnp.int32)
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
     unrolled, convert = unroll_layers(model)
 
@@ -208,7 +209,7 @@ def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any
         "optimizer_bytes_per_device": bytes_per_device(state.opt_state),
     }
     if step == "decode" and isinstance(model, CausalModel):
-        sizes["cache_bytes"] = model.cache_bytes(PROMPTS_AT_ONCE, 2 * (model.max_decode_len // 2))  # unsharded
+        sizes["cache_bytes"] = model.cache_bytes(_PROMPTS_AT_ONCE, 2 * (model.max_decode_len // 2))  # unsharded
     return sizes
 
 

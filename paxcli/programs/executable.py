@@ -20,11 +20,11 @@ import jax
 
 import paxcli
 from paxcli.config.fields import Mark
-from paxcli.config.paths import replace_bytes
+from paxcli.config.paths import write_output
 from paxcli.config.render import config_text
 from paxcli.config.tree import is_at_or_below, marked_paths
 from paxcli.config.values import changed_lines, diff, plain_values
-from paxcli.errors import ConfigError, DataError, MissingError, first_line
+from paxcli.errors import ConfigError, DataError, first_line
 from paxcli.mesh.sharding import name_of
 from paxcli.programs.serialization import LoadedProgram, SerializedProgram
 from paxcli.training.experiment import Experiment
@@ -57,11 +57,7 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled)
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(_MANIFEST, json.dumps(manifest, indent=1))
         file.writestr(_EXECUTABLE, program.executable)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(path, content.getvalue())
-    except OSError as error:
-        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
+    write_output(path, content.getvalue())
 
 
 def load_executable(path: Path, session: Session) -> TrainStep:

@@ -10,8 +10,7 @@ from typing import Any
 from etils import epath
 
 from paxcli import __version__
-from paxcli.config.paths import replace_bytes
-from paxcli.errors import MissingError
+from paxcli.config.paths import write_output
 from paxcli.metrics.curves import few_digits
 from paxcli.metrics.goodput import CAUSES
 from paxcli.report import content
@@ -75,13 +74,8 @@ def write_page(template: str, path: epath.PathLike, dry_run: bool = False, **val
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     page = environment.get_template(template).render(version=__version__, written=written, **values)
     content = page.encode(errors="backslashreplace")  # the run's command may have had bytes that are not UTF-8
-    path = epath.Path(path).expanduser()
-    try:
-        if not dry_run:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_bytes(path, content)
-    except OSError as error:
-        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
+    if not dry_run:
+        write_output(path, content)
     return len(content)
 
 

@@ -12,6 +12,7 @@ from paxcli.metrics.meter import Record
 from paxcli.metrics.writers import is_finite
 from paxcli.training.learner import Learner
 
+_KEPT = "Earlier checkpoints are kept."
 _HINT = "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warmup, or see `pax inspect-input`."
 
 
@@ -40,20 +41,18 @@ class DivergenceCheck:
         self._in_a_row = self._in_a_row + steps if skipped == steps else 0
         was_skipped = self._learner.skip_invalid_gradients and not is_finite(values["grad_norm"])
         if not is_finite(values["loss"]) and not (was_skipped and is_finite(values["param_norm"])):
-            text = f"The loss of step {record.step} is {values['loss']}. Earlier checkpoints are kept."
-            raise DivergedError(text, _HINT)
+            raise DivergedError(f"The loss of step {record.step} is {values['loss']}. {_KEPT}", _HINT)
         most = self._learner.max_consecutive_skips
         if most is not None and self._in_a_row >= most:
             reason = "their gradients are not finite, or above `skip_step_gradient_norm_value`"
             text = f"The last {self._in_a_row} steps up to step {record.step} were skipped: {reason}."
             hint = f"{_HINT} `max_consecutive_skips` is the limit."
-            raise DivergedError(f"{text} Earlier checkpoints are kept.", hint)
+            raise DivergedError(f"{text} {_KEPT}", hint)
 
     def check_params(self, step: int, params: Any) -> None:
         """Raises DivergedError when parameters are not finite, so that they are never saved."""
         if not _all_finite(params):
-            text = f"The parameters after step {step} are not finite: they are not saved. Earlier checkpoints are kept."
-            raise DivergedError(text, _HINT)
+            raise DivergedError(f"The parameters after step {step} are not finite: they are not saved. {_KEPT}", _HINT)
 
 
 @jax.jit

@@ -14,6 +14,7 @@ from paxcli.config.paths import copy_file, replace_text
 from paxcli.config.tree import Node, walk
 from paxcli.errors import DataError
 from paxcli.inputs.files import local_copy
+from paxcli.inputs.tokenizer_files import read_object
 from paxcli.log import log
 from paxcli.training.experiment import Experiment
 
@@ -97,4 +98,4 @@ def _files(tokenizer: epath.PathLike) -> tuple[list[epath.Path], str]:
 def _read_record(run_dir: epath.Path) -> dict[str, str]:
     """Path in the recipe → path of its copy in the run directory."""
     path = run_dir / _RECORD
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_object(path) if path.exists() else {}  # pyrefly: ignore - it has the methods of a Path

@@ -49,7 +49,7 @@ def test_a_full_disk_leaves_the_picture_before(run_dirs, tmp_path, capsys):
         assert _plot("runs/a", "--smoothing", "0.5") == 3
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "Cannot write runs/a/loss.png: File too large." in capsys.readouterr().err
+    assert "Cannot write runs/a/loss.png: a file exceeds the limit of its size" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "runs/a").iterdir()} == before
 
 

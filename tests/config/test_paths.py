@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import resource
@@ -9,7 +10,8 @@ import threading
 
 import pytest
 
-from paxcli.config.paths import replace_bytes, replace_text
+from paxcli.config.paths import replace_bytes, replace_text, write_output
+from paxcli.errors import MissingError
 
 
 @pytest.mark.parametrize("interrupted", ["fsync", "rename"])
@@ -61,3 +63,35 @@ def test_of_a_link_the_file_is_replaced(tmp_path: pathlib.Path) -> None:
     (tmp_path / "link").symlink_to("file")
     replace_bytes(tmp_path / "link", b"text")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"text"
+
+
+def test_the_pipe_of_another_process_takes_the_content() -> None:
+    """Such as `--out /dev/stdout`, a link whose target has no path."""
+    reader, writer = os.pipe()
+    replace_bytes(f"/proc/self/fd/{writer}", b"text")
+    assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_an_output_gets_its_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_output("~/new/out.yaml", b"text")
+    assert (tmp_path / "new/out.yaml").read_bytes() == b"text"
+
+
+@pytest.mark.parametrize(
+    "number,problem", [(errno.ENOSPC, "no space left on the device"), (errno.ENAMETOOLONG, "File name too long")]
+)
+def test_an_output_that_cannot_be_written_is_unchanged(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, problem: str
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "out.yaml").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(MissingError) as caught:
+        write_output(tmp_path / "out.yaml", b"new")
+    assert caught.value.message == f"Cannot write {tmp_path}/out.yaml: {problem}."
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"out.yaml": b"old"}

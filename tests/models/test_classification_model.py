@@ -60,6 +60,7 @@ def test_classifier_equals_flax_and_optax():
         np.testing.assert_allclose(metrics[name][0], np.average(values, weights=batch.weights), rtol=1e-5)
         assert metrics[name][1] == batch.weights.sum()
     np.testing.assert_allclose(per_example.xent, xent, **FLOAT32)
+    np.testing.assert_allclose(per_example.scores, -xent, **FLOAT32)
 
 
 def test_token_mlp_equals_flax_and_optax():

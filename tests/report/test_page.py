@@ -108,7 +108,7 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(runs, page, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fill_disk)
-    with pytest.raises(MissingError, match="No space left"):
+    with pytest.raises(MissingError, match="no space left"):
         pax.Run(runs[0]).report(path=page)
     assert page.read_text() == before
 

@@ -87,3 +87,10 @@ def test_a_resume_leaves_a_sound_copy_alone_and_completes_a_torn_one(trained, tm
     copy.write_bytes(content[:100])  # as of a first start that was killed
     _train(4)
     assert copy.read_bytes() == content
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_record_of_copies_is_named(trained, tmp_path, text):
+    (tmp_path / "run" / "tokenizers.json").write_text(text)
+    with pytest.raises(DataError, match=r"tokenizers\.json is (not JSON|a JSON list)"):
+        trained.generate(["a"], 1)
