@@ -103,22 +103,28 @@ def decode(
 def _chat(run: Run, max_tokens: int | None, settings: dict[str, Any]) -> None:
     """Reads lines and answers each: as a conversation if the run has a chat template, else as prompts.
 
-    On a terminal, a line that cannot be answered, such as one that is too long, is left out of the conversation.
+    `/new` starts a new conversation. Lines with an empty answer are left out of it, and on a terminal also those that
+    cannot be answered, such as one that is too long.
     """
     messages: list[dict[str, str]] = []
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        print("Type a line and press Enter. Ctrl-D ends.", file=sys.stderr)
+        new = " /new starts a new conversation." if run.has_chat_template else ""
+        print(f"Type a line and press Enter.{new} Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
-            if not (line := input("> " if is_terminal else "")):
+            line = input("> " if is_terminal else "")
+            if line == "/new" and run.has_chat_template:
+                messages, line = [], ""
+            if not line:
                 continue
             asked = [*messages, {"role": "user", "content": line}]
             printer = _Printer(shows_prompts=False)
             row = {"messages": asked} if run.has_chat_template else {"prompt": line}
             generations = run.generate([row], max_tokens, on_text=printer, **settings)
             printer.finish(generations[:1])
-            messages = [*asked, {"role": "assistant", "content": generations[0].text}]
+            answer = {"role": "assistant", "content": generations[0].text}
+            messages = [*asked, answer] if generations[0].text.strip() else messages
         except EOFError:
             return
         except ConfigError as error:

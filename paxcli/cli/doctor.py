@@ -73,14 +73,11 @@ def doctor(as_json: JsonOption = False) -> None:
         "devices": devices,
         "environment": {name: name in os.environ for name in VARIABLES},
     }
-    missing = [name for name, version in packages.items() if version is None]
-    error = None
-    if missing:
-        error = MissingError(f"Not installed: {', '.join(missing)}.", f"pip install {' '.join(missing)}")
-    elif problem:
-        error = MissingError(problem, "JAX_PLATFORMS=cpu makes JAX use only the CPU.")
-    if error:
-        fail_with_result(result, _text(result), error, as_json)
+    hint = "JAX_PLATFORMS=cpu makes JAX use only the CPU."
+    if missing := [name for name, version in packages.items() if version is None]:
+        problem, hint = f"Not installed: {', '.join(missing)}.", f"pip install {' '.join(missing)}"
+    if problem:
+        fail_with_result(result, _text(result), MissingError(problem, hint), as_json)
     say_result(result, _text(result), as_json)
 
 

@@ -137,9 +137,8 @@ def _describe(
 
     run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
     done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed, warm_start)
-    would = "start" if done is None else f"resume at step {done:,}"
-    if is_finished:
-        would = "do nothing: the run is finished"
+    unfinished = "start" if done is None else f"resume at step {done:,}"
+    would = "do nothing: the run is finished" if is_finished else unfinished
     observed.instrument(recipe.config, RunDir(options.creatable(run_dir)))
     if warm_start is not None:
         find_step(warm_start.run_dir, warm_start.step)

@@ -239,6 +239,29 @@ def test_a_line_that_is_too_long_does_not_end_a_conversation(trained):
     assert subprocess.run(command, input=too_long, capture_output=True, timeout=600).returncode == 2  # not a terminal
 
 
+def chat(run_dir: pathlib.Path, lines: str, *sets: str) -> str:
+    """The last prompt of a conversation."""
+    template = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+    sets = ("train_input=ChatInput", "train_input.files=[none.jsonl]", f"train_input.chat_template={template}", *sets)
+    options = [word for value in sets for word in ("--set", value)]
+    command = [sys.executable, "-m", "paxcli", "decode", str(run_dir), "--interactive", "--max-tokens=2", *options]
+    done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads((run_dir / "decoded" / "20.jsonl").read_text())["prompt"]
+
+
+def test_a_new_conversation_leaves_out_the_one_before(trained):
+    run_dir, *_ = trained
+    assert chat(run_dir, "one\ntwo\n").startswith("one|")
+    assert chat(run_dir, "one\n/new\ntwo\n") == "two|"
+
+
+def test_an_empty_answer_does_not_end_a_conversation(trained):
+    run_dir, *_ = trained
+    any_text = json.dumps([*map(chr, range(32, 127))])  # ends the answer before its first character
+    assert chat(run_dir, "one\ntwo\n", f"decoding.stop={any_text}") == "two|"
+
+
 @pytest.mark.slow
 def test_decode_a_file_of_prompts_and_settings_of_the_recipe(trained, tmp_path, pax):
     run_dir, *_ = trained
