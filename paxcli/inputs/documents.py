@@ -202,7 +202,7 @@ def _read_text(file: SourceFile) -> Iterator[tuple[str, Any]]:
 
 def _decode_text(content: bytes, place: str) -> str:
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         problem = f"is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}."
         hint = "Convert it (iconv -t utf-8), or remove it from the input's `files`."

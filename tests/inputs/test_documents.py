@@ -141,14 +141,18 @@ class TestBadRecords:
             text_input(tmp_path / "a.jsonl").check_data()
 
     @pytest.mark.parametrize(
-        "content", ['{"text": "first"}\n{"text": "last"}', '[{"text": "first"},\n {"text": "last"}]']
+        "suffix,content",
+        [
+            ("json", '{"text": "first"}\n{"text": "last"}'),
+            ("json", '[{"text": "first"},\n {"text": "last"}]'),
+            ("txt", "first"),
+        ],
     )
-    def test_a_byte_order_mark_is_left_out(self, tmp_path, content):
-        (tmp_path / "a.json").write_text(content)
-        (tmp_path / "marked.json").write_text(content, encoding="utf-8-sig")
-        np.testing.assert_array_equal(
-            tokens(text_input(tmp_path / "marked.json")), tokens(text_input(tmp_path / "a.json"))
-        )
+    def test_a_byte_order_mark_is_left_out(self, tmp_path, suffix, content):
+        plain, marked = tmp_path / f"a.{suffix}", tmp_path / f"marked.{suffix}"
+        plain.write_text(content)
+        marked.write_text(content, encoding="utf-8-sig")
+        np.testing.assert_array_equal(tokens(text_input(marked)), tokens(text_input(plain)))
 
     @pytest.mark.parametrize("indent", [None, 1])
     def test_a_file_of_one_array_is_read_as_lines(self, tmp_path, indent):
