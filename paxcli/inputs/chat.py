@@ -61,9 +61,21 @@ class ChatReading(Reading):
         ids, is_target = (np.concatenate(arrays) for arrays in zip(*chats, strict=True))
         return TokenizedChats(ids, is_target, np.array([len(ids) for ids, _ in chats[1:]], np.int64), bad.found)
 
-    def document_of(self, record: dict[str, Any], place: str) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a conversation [T], and whether each belongs to an assistant's turn [T]."""
-        text, turns = self.template.render(self.messages(record, place), place, template_variables(record, place))
+    def document_of(self, record: dict[str, Any], place: str) -> Any:
+        """The conversation of a record, as `encode` returns it."""
+        return self.encode(messages_of(record, str(self.text_field), place), record, place)
+
+    def encode(
+        self, messages: list[dict[str, Any]], record: dict[str, Any], place: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a conversation [T], and whether each belongs to an assistant's turn [T].
+
+        Args:
+          messages: The conversation.
+          record: The record that it is from, which may have variables for the chat template.
+          place: File and line of the record, for errors.
+        """
+        text, turns = self.template.render(messages, place, template_variables(record, place))
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -76,10 +88,6 @@ class ChatReading(Reading):
         if not is_target[1:].any():
             raise DataError(f"{place}: the chat template writes no text of the assistant.", FIX_HINT)
         return ids.astype(dtype_for(self._tokenizer.vocab_size)), is_target
-
-    def messages(self, record: dict[str, Any], place: str) -> list[dict[str, Any]]:
-        """The messages of a record."""
-        return messages_of(record, str(self.text_field), place)
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
         names = (str(self.text_field), *MESSAGE_FIELDS, *OTHER_FIELDS)
@@ -126,9 +134,11 @@ class ChatInput(TextInput):
 
     Attributes:
       reading: What reads its records.
+      chats_per_record: Conversations of a record, which are dropped together.
     """
 
     reading: ClassVar[type[ChatReading]] = ChatReading
+    chats_per_record: ClassVar[int] = 1
 
     format: Literal["jsonl", "parquet", "arrayrecord"] | None = None  # pyrefly: ignore
     text_field: str | None = "messages"
@@ -163,7 +173,7 @@ class ChatInput(TextInput):
             self.refuse(f"none of {num_chats} conversations in {len(self._files)} files is usable.", hint, DataError)
         if num_truncated:
             log.warning("Input %s truncated %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
-        num_dropped = num_chats - pack.num_documents
+        num_dropped = (num_chats - pack.num_documents) // self.chats_per_record
         return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
 
     def _tokenize_files(self) -> TokenizedChats:
@@ -188,6 +198,7 @@ class ChatInput(TextInput):
         kept = np.array([chats.is_target[first:end].any() for first, end in labels], bool)
         if self.drop_longer_than is not None:
             kept &= num_tokens <= self.drop_longer_than
+        kept = np.repeat(kept.reshape(-1, self.chats_per_record).all(axis=1), self.chats_per_record)
         pack = PackedTokens(
             tokens=chats.ids,
             starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[kept])]),

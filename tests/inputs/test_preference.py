@@ -115,12 +115,27 @@ def test_a_record_that_is_not_a_pair_is_named(record: dict, message: str, tmp_pa
     assert caught.value.exit_code == 5
 
 
-def test_what_would_separate_pairs_is_refused(tmp_path: pathlib.Path) -> None:
-    files = write(tmp_path / "a.jsonl", [PAIRS[0], {**PAIRS[0], "prompt": "long " * 20}])
-    with pytest.raises(DataError, match="no assistant token in their first 64 tokens"):
-        PreferenceInput(files=files, batch_size=1, **EPOCH).check_data()
-    with pytest.raises(ConfigError, match="would separate pairs"):
-        PreferenceInput(files=files, batch_size=1, on_bad_record="skip", **EPOCH).validate()
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_a_pair_is_left_out_if_one_side_is(side: str, num_workers: int, tmp_path: pathlib.Path, caplog) -> None:
+    other = {"chosen": "rejected", "rejected": "chosen"}[side]
+    system = [say("system", "long " * 20), say("user", "1?")]  # no token of the answer is in the row
+    too_long = {side: [*system, say("assistant", "2")], other: as_messages(PAIRS[0], False)[other]}
+    bad = {**PAIRS[0], side: ""}
+    records = [PAIRS[0], bad, too_long, PAIRS[1], {**PAIRS[0], side: "wordy " * 8}, PAIRS[2]]
+    split = [write(tmp_path / f"{i}.jsonl", part) for i, part in enumerate((records[:2], records[2:]))]
+    options = {"on_bad_record": "skip", "drop_longer_than": 55, "num_workers": num_workers}
+    found = PreferenceInput(files=sum(split, []), batch_size=4, **options, **EPOCH).get_next()
+    expected = PreferenceInput(files=write(tmp_path / "good.jsonl", PAIRS), batch_size=4, **EPOCH).get_next()
+    for name in ("ids", "labels", "weights"):
+        np.testing.assert_array_equal(found[name], expected[name])
+        np.testing.assert_array_equal(found.rejected[name], expected.rejected[name])
+    assert "skipped 1 bad records" in caplog.text and "dropped 2 documents" in caplog.text
+
+
+def test_packing_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="packing=first_fit would separate pairs"):
+        PreferenceInput(files=["a.jsonl"], batch_size=1, packing="first_fit", **EPOCH).validate()
 
 
 @pytest.mark.parametrize(
