@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from paxcli.errors import ConfigError
-from paxcli.programs.topologies import CompileTarget
-
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -45,15 +42,3 @@ CHIPS = {
     "v6e": Chip(1.75e9, 1.64e12, 90e9, 12.5e9, 32e9, 0.9, 1, 0.1),
     "tpu7x": Chip(2.2e9, 3.7e12, 90e9, 6.25e9, 32e9, 0.9, 2, None),  # half a chip, but for its links
 }
-
-
-def find_chip(target: CompileTarget) -> Chip:
-    """The chip of a target.
-
-    Raises:
-      ConfigError: Its rates are not known, so the time of a step cannot be predicted.
-    """
-    if target.generation not in CHIPS:
-        hint = "Choose a TPU slice or a GPU: `--topology v4-8` or `--topology h200:1`."
-        raise ConfigError(f"There is no step-time prediction for {target.name}.", hint)
-    return CHIPS[target.generation]

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
+from paxcli.errors import ConfigError
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.programs import gpu_machine, tpu_machine
 from paxcli.programs.ahead_of_time import interconnect_of
-from paxcli.programs.chips import find_chip
+from paxcli.programs.chips import CHIPS
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import tokens_in
 from paxcli.training.session import Session
@@ -161,7 +162,10 @@ def find_rates(target: CompileTarget) -> Rates:
     if (gpu := target.gpu) is not None:
         memory, link = gpu_machine.MEMORY_RATE * gpu.hbm, gpu_machine.NVLINK_RATE * gpu.nvlink
         return Rates(gpu_machine.MATMUL_RATE, _CUDNN_RATE, gpu.fp8_speed, memory, gpu_machine.PCIE, link)
-    chip = find_chip(target)
+    if target.generation not in CHIPS:
+        hint = "Choose a TPU slice or a GPU: `--topology v4-8` or `--topology h200:1`."
+        raise ConfigError(f"There is no step-time prediction for {target.name}.", hint)
+    chip = CHIPS[target.generation]
     return Rates(chip.matmul_rate, tpu_machine.KERNEL_RATE, chip.fp8_speed, chip.hbm, chip.pcie, chip.ici_link)
 
 

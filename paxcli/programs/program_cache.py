@@ -18,9 +18,7 @@ import hashlib
 import json
 import os
 import sys
-import sysconfig
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,15 +28,14 @@ import jaxlib
 from jax import monitoring
 
 import paxcli
-from paxcli.config.index import package_directories
 from paxcli.errors import ConfigError, first_line
 from paxcli.log import log
 from paxcli.programs.executable import UNREADABLE, list_dependencies
+from paxcli.programs.own_code import INSTALLED, find_own_code, module_files
 from paxcli.programs.serialization import LoadedProgram, SerializedProgram
 from paxcli.training.instrument import CompiledProgram, Programs, ProgramSpec
 from paxcli.training.session import Session
 
-_INSTALLED = str(Path(jax.__file__).parents[1])  # the time of this directory changes when a package is installed
 _MOST_BYTES = 2**30  # of all entries together
 _ENVIRONMENT = ("CUDA_", "FLAX_", "JAX_", "LIBTPU_", "NVIDIA_", "TPU_", "XLA_")
 _PROCESSOR = ("model name", "flags", "Features")  # lines of /proc/cpuinfo
@@ -56,17 +53,13 @@ class KeptPrograms(Programs):
         if entry is None:
             return super().prepare(session, program)
         if entry.files and entry.files == _stat(entry.files):
-            return lambda: entry.load(session) or _compile_in_thread(session, program, _Entry(entry.path))
+            return lambda: entry.load(session) or _lower(session, program, _Entry(entry.path))()
         return _lower(session, program, entry)
 
 
-def _compile_in_thread(session: Session, program: ProgramSpec, entry: _Entry) -> CompiledProgram:
-    with session.active():
-        return _lower(session, program, entry)()
-
-
 def _lower(session: Session, program: ProgramSpec, entry: _Entry) -> Callable[[], CompiledProgram]:
-    lowered = program.lower()
+    with session.active():  # in any thread
+        lowered = program.lower()
     checksum = _checksum(str(lowered.compiler_ir()).encode())
 
     def compile_program() -> CompiledProgram:
@@ -122,12 +115,11 @@ class _Entry:
         """The program, ready to run; None if its file is damaged, or not for this machine."""
         try:
             program = SerializedProgram.from_facts(self.facts, self.read())
-            loaded = LoadedProgram(program, session) if program else None
             os.utime(self.path)  # the ones that were not used for longest are removed first
+            return LoadedProgram(program, session) if program else None
         except UNREADABLE as error:
             log.warning("A program is compiled again: %s cannot be loaded: %s", self.path, first_line(error))
             return None
-        return loaded
 
     def save_program(self, lowered: str, compiled: jax.stages.Compiled) -> None:
         """Saves a program that was just compiled, unless it cannot be serialized."""
@@ -141,11 +133,10 @@ class _Entry:
 
     def save(self, executable: bytes) -> None:
         """Saves the executable, with the files of the modules that are loaded now, and all of pax."""
-        files = _module_files()
-        if files is None:
+        if find_own_code():
             return
         of_pax = (str(file) for file in Path(paxcli.__file__).parent.rglob("*") if "__pycache__" not in file.parts)
-        self.files = _stat(sorted({*files, *of_pax, _INSTALLED}))
+        self.files = _stat(sorted({*module_files().values(), *of_pax, INSTALLED}))
         described = {name: value for name, value in dataclasses.asdict(self).items() if name != "path"}
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # the disk may be full, which the first checkpoint will report
@@ -162,7 +153,7 @@ def _find_entry(session: Session, program: ProgramSpec) -> _Entry | None:
     directory = settings["jax_compilation_cache_dir"] or ""
     is_local = settings["jax_enable_compilation_cache"] and directory and "://" not in directory
     checks_results = settings["jax_debug_nans"] or settings["jax_debug_infs"]  # only JAX's own programs do
-    if not is_local or checks_results or jax.process_count() > 1 or _module_files() is None:
+    if not is_local or checks_results or jax.process_count() > 1 or find_own_code():
         return None
     depends = {
         "program": [program.name, program.options],
@@ -189,25 +180,6 @@ def _processor() -> list[str]:
     except OSError:
         return []
     return [line for line in lines if line.startswith(_PROCESSOR)]
-
-
-def _module_files() -> set[str] | None:
-    """The files of all loaded modules; None if code outside of installed packages is loaded.
-
-    Such code may do anything, such as reading a file while it is traced.
-    """
-    places = sysconfig.get_paths()
-    roots = (
-        *map(str, package_directories()),
-        _INSTALLED,
-        *(places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    )
-    loaded = [module for name, module in list(sys.modules.items()) if name not in ("__main__", "__mp_main__")]
-    modules = [module for module in loaded if isinstance(module, types.ModuleType)]  # others are None, if blocked
-    files = {file for module in modules if (file := vars(module).get("__file__"))}
-    if not all(file.startswith(tuple(root + os.sep for root in roots)) for file in files):
-        return None
-    return files
 
 
 def _stat(files: Iterable[str]) -> dict[str, list[int]]:
