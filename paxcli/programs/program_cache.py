@@ -144,7 +144,8 @@ class _Entry:
             temporary.write_bytes(json.dumps(described).encode() + b"\n" + executable)
             temporary.replace(self.path)
             _remove_oldest(self.path.parent)
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # moved, or never written: the directory may be another user's
+            temporary.unlink()
 
 
 def _find_entry(session: Session, program: ProgramSpec) -> _Entry | None:

@@ -8,6 +8,8 @@ import pathlib
 
 import pytest
 
+from paxcli.programs import program_cache
+
 SMALL = ("train_input=SyntheticInput", "num_layers=1", "num_train_steps=3", "eval_inputs=[]")
 SMALL += ("train_input.input_random_seed=7",)
 
@@ -73,3 +75,12 @@ def test_a_start_uses_the_programs_of_an_earlier_one_if_nothing_changed(pax, tmp
         assert train(run, recipe="own.py")[1]
     assert train("off", JAX_ENABLE_COMPILATION_CACHE="false") == (losses, True, True)
     assert sorted(kept.iterdir()) == before
+
+
+def test_a_cache_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a directory of another user's cannot: there too, not even the temporary file can be looked for."""
+    monkeypatch.setattr(program_cache, "find_own_code", dict)
+    (tmp_path / "programs").touch()
+    program_cache._Entry(tmp_path / "programs" / "entry").save(b"program")
