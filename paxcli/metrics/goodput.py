@@ -44,7 +44,7 @@ class Goodput:
         self._earlier = _read_starts(self._path, resume_step) if self._path is not None else []
         ended = self._earlier[-1]["ended"] if self._earlier else 0.0
         now = time.time()
-        self._began = max(now - (_process_age() if Goodput._is_first_in_process else 0.0), ended)
+        self._began = max(now - (process_age() if Goodput._is_first_in_process else 0.0), ended)
         Goodput._is_first_in_process = False
         self._cause, self._since = START_UP, time.perf_counter() - max(now - self._began, 0.0)
         self._seconds = dict.fromkeys(CAUSES, 0.0) | {STOPPED: self._began - ended if ended else 0.0}
@@ -135,7 +135,7 @@ def _read_starts(path: epath.Path, resume_step: int) -> list[dict[str, Any]]:
         return []
 
 
-def _process_age() -> float:
+def process_age() -> float:
     """Seconds since this process started, on Linux. 0 elsewhere, and in a notebook, whose kernel outlives its runs."""
     if sys.platform != "linux" or "ipykernel" in sys.modules:
         return 0.0

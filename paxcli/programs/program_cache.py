@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from jax import monitoring
 import paxcli
 from paxcli.errors import ConfigError, first_line
 from paxcli.log import log
+from paxcli.metrics.goodput import process_age
 from paxcli.programs.executable import UNREADABLE, list_dependencies
 from paxcli.programs.own_code import INSTALLED, find_own_code, module_files
 from paxcli.programs.serialization import LoadedProgram, SerializedProgram
@@ -132,11 +134,16 @@ class _Entry:
         self.save(program.executable)
 
     def save(self, executable: bytes) -> None:
-        """Saves the executable, with the files of the modules that are loaded now, and all of pax."""
+        """Saves the executable, with the files of the modules that are loaded now, and all of pax.
+
+        A file that changed while this process ran gets no time: the program may be of its content before.
+        """
         if find_own_code():
             return
-        of_pax = (str(file) for file in Path(paxcli.__file__).parent.rglob("*") if "__pycache__" not in file.parts)
-        self.files = _stat(sorted({*module_files().values(), *of_pax, INSTALLED}))
+        of_pax = {str(file) for file in Path(paxcli.__file__).parent.rglob("*.*") if "__pycache__" not in file.parts}
+        began = (time.time() - process_age()) * 1e9
+        found = _stat(sorted({*module_files().values(), *of_pax, INSTALLED}))
+        self.files = {file: status if status[0] < began else [] for file, status in found.items()}
         described = {name: value for name, value in dataclasses.asdict(self).items() if name != "path"}
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # the disk may be full, which the first checkpoint will report

@@ -77,6 +77,22 @@ def test_a_start_uses_the_programs_of_an_earlier_one_if_nothing_changed(pax, tmp
     assert sorted(kept.iterdir()) == before
 
 
+def test_a_file_that_changes_while_a_program_is_compiled_is_not_taken_for_its_source(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, during = tmp_path / "before.py", tmp_path / "during.py"
+    for file in (before, during):
+        file.write_text("")
+    os.utime(before, (1e9, 1e9))
+    monkeypatch.setattr(program_cache, "find_own_code", dict)
+    monkeypatch.setattr(program_cache, "module_files", lambda: {"before": str(before), "during": str(during)})
+    entry = program_cache._Entry(tmp_path / "programs" / "entry")
+    entry.save(b"program")
+    kept = json.loads(entry.path.read_bytes().partition(b"\n")[0])["files"]
+    now = program_cache._stat(kept)
+    assert kept[str(before)] == now[str(before)] and kept[str(during)] != now[str(during)]
+
+
 def test_a_cache_that_cannot_be_written_does_not_end_the_run(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
