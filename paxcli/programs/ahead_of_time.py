@@ -304,8 +304,7 @@ def interconnect_of(devices: Sequence[Any], target: CompileTarget) -> Interconne
     """How a target's devices, in mesh order, are connected; None unless they are TPUs."""
     if target.generation is None:
         return None
-    missing = 3 - len(target.shape)
-    shape, wraps = (*target.shape, *(1,) * missing), (*target.wraps, *(False,) * missing)
+    shape, wraps = (*target.shape, 1)[:3], (*target.wraps, False)[:3]
     coordinates = [(getattr(device, "slice_index", None) or 0, *device.coords) for device in devices]
     return Interconnect(target.generation, coordinates, shape, wraps)
 

@@ -26,6 +26,7 @@ from paxcli.config.tree import is_at_or_below, marked_paths
 from paxcli.config.values import changed_lines, diff, plain_values
 from paxcli.errors import ConfigError, DataError, first_line
 from paxcli.mesh.sharding import name_of
+from paxcli.programs.own_code import find_own_code
 from paxcli.programs.serialization import LoadedProgram, SerializedProgram
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
@@ -77,7 +78,10 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         raise DataError(f"{path} is not a compiled step: {error}.", hint) from error
     if program is None:
         raise DataError(f"{path} is damaged.", "Compile it again: `pax compile … --save FILE`.")
-    if changes := list_changes(before, json.loads(json.dumps(list_dependencies(session)))):
+    now = json.loads(json.dumps(list_dependencies(session)))
+    known = now["code"].keys() & before.get("code", {}).keys() - {"__main__"}  # what the step needs was loaded before
+    before["code"] = now["code"] | {name: before["code"][name] for name in known}
+    if changes := list_changes(before, now):
         hint = "Compile it again with `pax compile … --save FILE`, or train without `--compiled`."
         raise ConfigError(f"{path} was compiled for something else:\n{changes}", hint)
     try:
@@ -105,6 +109,7 @@ def list_dependencies(session: Session) -> dict[str, Any]:
     batch = jax.tree_util.tree_leaves_with_path(session.spec)
     return {
         "pax": paxcli.__version__,
+        "code": find_own_code(),
         "jax": jax.__version__,
         "libtpu": importlib.metadata.version("libtpu") if device.platform == "tpu" else None,
         "platform": device.platform,

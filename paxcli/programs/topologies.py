@@ -62,8 +62,7 @@ class CompileTarget:
         """Bytes of one device that a program may use; None if unknown."""
         if self.gpu is not None:
             return self.gpu.usable_bytes
-        gib = _AVAILABLE_GIB.get(self.generation or "")
-        return None if gib is None else int(gib * 2**30)
+        return int(_AVAILABLE_GIB.get(self.generation or "", 0) * 2**30) or None
 
     @property
     def host_bytes(self) -> float | None:
@@ -94,8 +93,7 @@ class CompileTarget:
         if importlib.util.find_spec("libtpu") is None:
             raise MissingError("Compiling for a TPU needs libtpu (Linux only).", "pip install 'jax[tpu]'")
         _check_libtpu_arguments(os.environ.get("LIBTPU_INIT_ARGS", ""))
-        wrap = (*self.wraps, *(False,) * (3 - len(self.wraps)))
-        options: dict[str, Any] = {"wrap": wrap, "num_slices": self.num_slices}
+        options: dict[str, Any] = {"wrap": (*self.wraps, False)[:3], "num_slices": self.num_slices}
         if self.generation == "v4":
             options["chip_config_name"] = "megacore"  # one device for both cores of a chip, as on Cloud TPU
         if self.shape == (1, 1):
