@@ -16,8 +16,7 @@ from paxcli.log import log
 from paxcli.profiling.costs import BINARY, LIKELY_CAUSES, TEXT, aggregate, decode, describe, write_costs
 from paxcli.profiling.manifest import NAME, conditions, write_manifest
 from paxcli.profiling.runner import Runner, open_runner
-from paxcli.profiling.steps import NO_COMMAND_BUFFERS
-from paxcli.profiling.trace import TRACES
+from paxcli.profiling.steps import NO_COMMAND_BUFFERS, start_trace
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 
@@ -65,12 +64,8 @@ def collect_with(
         write_costs(profile, stem)
         settings = {"steps": steps, "percentile": percentile, "instructions": found["instructions"]}
         write_manifest(run_dir.profile, conditions(config), settings | {"compiler_options": COLLECT_OPTIONS})
-        files = {
-            "profile": stem.with_suffix(BINARY),
-            "text": stem.with_suffix(TEXT),
-            "manifest": run_dir.profile / NAME,
-        }
-        written = {**{name: str(path) for name, path in files.items()}, **settings, **found}
+        paths = stem.with_suffix(BINARY), stem.with_suffix(TEXT), run_dir.profile / NAME
+        written = dict(zip(("profile", "text", "manifest"), map(str, paths), strict=True)) | settings | found
     else:  # profilers of several processes on one machine interfere with each other
         runner.run(program, steps)
     if jax.process_count() > 1:
@@ -80,17 +75,13 @@ def collect_with(
 
 def _trace_step(runner: Runner, program: jax.stages.Compiled) -> bytes:
     """Costs of the instructions in one step, as JAX reads them from its trace; empty if it has none."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    options.raise_error_on_start_failure = True
     with tempfile.TemporaryDirectory() as directory:
         try:
-            jax.profiler.start_trace(directory, profiler_options=options)
+            trace = start_trace(epath.Path(directory), must_start=True)
         except RuntimeError as error:
             raise MissingError(f"The profiler failed to start: {first_line(error)}", LIKELY_CAUSES) from error
         try:
             runner.run(program, 1)
         finally:
             jax.profiler.stop_trace()
-        (trace,) = (epath.Path(directory) / TRACES).iterdir()
         return get_profiled_instructions_proto(str(trace))

@@ -63,9 +63,9 @@ def _trace(runner: Runner, program: jax.stages.Compiled, steps: int, directory: 
     if jax.process_index() != 0:
         runner.run(program, steps)
         return {}
-    start_trace(directory)
+    trace = start_trace(directory)
     try:
         runner.run(program, steps)
     finally:
-        trace = stop_trace(directory, program)
+        stop_trace(trace, program)
     return {"exposed_communication": summarize(str(trace))["shares"]["collective"], "trace": str(trace)}

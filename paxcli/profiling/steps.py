@@ -10,11 +10,12 @@ from collections.abc import Callable
 import jax
 from etils import epath
 
+from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError
 from paxcli.log import log
 from paxcli.metrics.meter import peak_memory_bytes
 from paxcli.profiling.summary import HLO_FILE, MEMORY_FILE
-from paxcli.profiling.trace import TRACES, find_trace
+from paxcli.profiling.trace import TRACES
 from paxcli.training.instrument import CompiledProgram, Instrument, Programs
 from paxcli.training.session import Session
 from paxcli.training.step import TrainStep
@@ -62,7 +63,7 @@ class StepTracer(Instrument):
         self._last = 0
         self._program: CompiledProgram | None = None
         self._checked_at = 0.0
-        self._tracing = False
+        self._trace: epath.Path | None = None  # that is being made
         self._dispatched: dict[str, jax.Array] = {}
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
@@ -75,7 +76,7 @@ class StepTracer(Instrument):
         return program
 
     def before(self, step: int) -> None:
-        if self._tracing or jax.process_index() != 0:
+        if self._trace or jax.process_index() != 0:
             return
         if step in self._steps:
             self._last = self._steps[-1]
@@ -83,19 +84,18 @@ class StepTracer(Instrument):
             self._last = step + _STEPS_ON_REQUEST - 1
         if step <= self._last:
             jax.block_until_ready(self._dispatched)  # keep earlier steps out of the trace
-            start_trace(self._directory)
-            self._tracing = True
+            self._trace = start_trace(self._directory)
 
     def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
         self._dispatched = metrics
-        if self._tracing and step == self._last:
+        if self._trace and step == self._last:
             jax.block_until_ready(metrics)
             self.close()
 
     def close(self) -> None:
-        if self._tracing:
-            self._tracing = False
-            trace = stop_trace(self._directory, self._program)
+        if self._trace:
+            trace, self._trace = self._trace, None
+            stop_trace(trace, self._program)
             log.info("Traced: pax profile summarize %s", trace)
 
     def _is_requested(self) -> bool:
@@ -110,24 +110,30 @@ class StepTracer(Instrument):
         return True
 
 
-def start_trace(directory: epath.Path) -> None:
-    """Starts a trace that goes to `directory/plugins/profile`, where xprof and TensorBoard look."""
+def start_trace(directory: epath.Path, must_start: bool = False) -> epath.Path:
+    """Starts a trace below `directory/plugins/profile`, where xprof and TensorBoard look; returns its directory.
+
+    It is named for the time in UTC, so that the newest is the last by name after a change of the time zone too.
+
+    Raises:
+      RuntimeError: `must_start` is set, and another profiler is using the device.
+    """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing every Python call would slow the run down and swamp the trace
+    while (trace := directory / TRACES / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime())).exists():
+        time.sleep(0.05)  # JAX overwrites a trace with the same name
+    options.session_id, options.raise_error_on_start_failure = trace.name, must_start
     jax.profiler.start_trace(str(directory), profiler_options=options)
+    return trace
 
 
-def stop_trace(directory: epath.Path, program: CompiledProgram | None) -> epath.Path:
-    """Stops the trace, writes what a summary needs of the program beside it, and returns the trace's directory."""
-    while (directory / TRACES / time.strftime("%Y_%m_%d_%H_%M_%S")).exists():
-        time.sleep(0.05)  # JAX names a trace after the second in which it ends, and overwrites one with the same name
+def stop_trace(trace: epath.Path, program: CompiledProgram | None) -> None:
+    """Stops the trace, and writes what a summary needs of the program beside it."""
     jax.profiler.stop_trace()
-    trace = find_trace(str(directory))
     memory = {"peak_bytes_in_use": peak_memory_bytes()}
     if program is not None:
-        (trace / HLO_FILE).write_text(program.as_text() or "")
+        replace_text(trace / HLO_FILE, program.as_text() or "")
         sizes = program.memory_analysis()
         for name in ("argument", "output", "temp", "alias"):
             memory[f"{name}_bytes"] = getattr(sizes, f"{name}_size_in_bytes")
-    (trace / MEMORY_FILE).write_text(json.dumps(memory) + "\n")
-    return trace
+    replace_text(trace / MEMORY_FILE, json.dumps(memory) + "\n")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 from paxcli.cli.main import app
 from paxcli.cli.output import run
 from paxcli.errors import ConfigError, DataError
-from paxcli.profiling.steps import StepTracer, parse_steps
+from paxcli.profiling.steps import StepTracer, parse_steps, start_trace, stop_trace
 from paxcli.profiling.summary import HLO_FILE, summarize
+from paxcli.profiling.trace import find_trace
 from paxcli.training.instrument import Instrument
 from tests.training.runs import small
 
@@ -54,6 +60,21 @@ def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
     shown = capsys.readouterr().out
     percents = [float(line.split("%")[0]) for line in shown.splitlines()[3:9]]
     assert round(sum(percents), 1) == 100 and "stack/layers/attention" in shown
+
+
+def test_the_newest_trace_after_a_change_of_the_time_zone(tmp_path, monkeypatch):
+    older = tmp_path / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(time.time() - 60))
+    older.mkdir(parents=True)
+    (older / "vm.xplane.pb").touch()
+    monkeypatch.setenv("TZ", "Etc/GMT+12")
+    time.tzset()
+    try:
+        trace = start_trace(epath.Path(tmp_path))
+        stop_trace(trace, None)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert find_trace(str(tmp_path)) == trace != older and [one.name for one in older.iterdir()] == ["vm.xplane.pb"]
 
 
 def test_a_gpu_trace_with_command_buffers(tmp_path):
