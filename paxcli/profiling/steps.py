@@ -78,6 +78,8 @@ class StepTracer(Instrument):
     def before(self, step: int) -> None:
         if self._trace or jax.process_index() != 0:
             return
+        if self._steps and not self._dispatched and step > self._steps[-1]:
+            log.warning("--profile-steps traces nothing: the run resumed after step %d.", self._steps[-1])
         if step in self._steps:
             self._last = self._steps[-1]
         elif self._is_requested():

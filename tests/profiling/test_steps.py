@@ -77,6 +77,15 @@ def test_the_newest_trace_after_a_change_of_the_time_zone(tmp_path, monkeypatch)
     assert find_trace(str(tmp_path)) == trace != older and [one.name for one in older.iterdir()] == ["vm.xplane.pb"]
 
 
+def test_a_run_that_resumes_after_the_steps_to_trace_says_so(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("pax"), "propagate", True)
+    tracer = StepTracer(epath.Path(tmp_path), range(2, 4))
+    for step in (5, 6):
+        tracer.before(step)
+        tracer.after(step, {"loss": jnp.zeros(())})
+    assert caplog.text.count("traces nothing: the run resumed after step 3") == 1
+
+
 def test_a_gpu_trace_with_command_buffers(tmp_path):
     """Part of a step of GPT-2 on an H200. Its events name their command buffer, where others name their instruction."""
     shutil.copy(Path(__file__).parent / "data" / "h200.xplane.pb", tmp_path)
