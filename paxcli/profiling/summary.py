@@ -45,7 +45,7 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
     known = {re.sub(r"[.-]", "_", name): found for name, found in known.items()} | known  # names of kernels, too
 
     def attribution(name: str) -> Attribution:
-        return known.get(name) or attribute_name(name)
+        return known.get(name) or attribute_name(name.rpartition("/")[2])
 
     spent: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()

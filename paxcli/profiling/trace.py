@@ -15,11 +15,15 @@ from paxcli.errors import DataError, first_line
 from paxcli.layers.scopes import PHASES, TRAIN_PHASE
 
 TRACES = "plugins/profile"  # where JAX writes traces, and xprof and TensorBoard look for them
+_STEP_MODULE = "jit_train_step"
 _COMMAND_BUFFER = "command_buffer"  # as XLA names the calls of its CUDA graphs
 
 
 class Span(NamedTuple):
-    """One execution of an operation, or one phase of the host. Times are nanoseconds since the start of the trace."""
+    """One execution of an operation, or one phase of the host. Times are nanoseconds since the start of the trace.
+
+    An operation of another program than the train step is named with that: `jit_eval_step/fusion.3`.
+    """
 
     name: str
     start: float
@@ -50,8 +54,7 @@ def find_trace(directory: str) -> epath.Path:
     for root in (start, start / TRACES, start / "profile" / TRACES):
         if not root.is_dir():
             continue
-        found = [path for path in (root, *root.iterdir()) if path.is_dir() and any(path.glob("*.xplane.pb"))]
-        if found:
+        if found := [path for path in (root, *root.iterdir()) if path.is_dir() and any(path.glob("*.xplane.pb"))]:
             return max(found, key=lambda path: path.name)
     hint = "Trace some steps: `pax train RECIPE --profile-steps 10:15`."
     raise DataError(f"There is no trace in {directory}.", hint)
@@ -88,7 +91,7 @@ def read_trace(directory: epath.Path) -> Trace:
                             steps.add(dict(event.stats).get("step_num"))
                     elif event.duration_ns > 0 and "::" not in event.name and "hlo_op" in (stats := dict(event.stats)):
                         device = f"{host}/device:CPU:{stats.get('device_ordinal', 0)}"
-                        operations[device].append(_span(event, stats["hlo_op"]))
+                        operations[device].append(_span(event, stats["hlo_op"], stats.get("hlo_module")))
     if not operations:
         hint = "Check that the traced steps ran, and that no other profiler, such as Nsight or DCGM, is using the GPU."
         raise DataError(f"The trace in {directory} has no operations of a device.", hint)
@@ -103,17 +106,19 @@ def _accelerator_operations(plane: Any) -> Iterator[Span]:
     lines = list(plane.lines)
     streams = [line for line in lines if line.name.startswith("Stream")]
     for event in _events(streams or [line for line in lines if line.name == "XLA Ops"]):
-        operation = str(dict(event.stats).get("hlo_op") or "")
+        stats = dict(event.stats)
+        operation = str(stats.get("hlo_op") or "")
         if not operation or operation.startswith(_COMMAND_BUFFER):
             operation = _instruction_name(event.name)
-        yield _span(event, operation)
+        yield _span(event, operation, stats.get("hlo_module"))
 
 
 def _events(lines: Iterable[Any]) -> Iterator[Any]:
     return (event for line in lines for event in line.events)
 
 
-def _span(event: Any, name: Any) -> Span:
+def _span(event: Any, name: Any, module: Any = None) -> Span:
+    name = name if module in (None, _STEP_MODULE) else f"{module}/{name}"
     return Span(str(name), event.start_ns, event.start_ns + event.duration_ns)
 
 

@@ -62,6 +62,30 @@ def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
     assert round(sum(percents), 1) == 100 and "stack/layers/attention" in shown
 
 
+def test_operations_of_an_evaluation_are_not_taken_for_those_of_the_step(tmp_path):
+    """Both programs have instructions of the same names: the matmul of one is in `loss`, that of the other is not."""
+
+    def program(name, scope):
+        def compute(x):
+            with jax.named_scope(scope):
+                return jnp.sin(x @ x)
+
+        compute.__name__ = name
+        return jax.jit(compute).lower(jnp.ones((256, 256))).compile()
+
+    step, evaluation = program("train_step", "loss"), program("eval_step", "embedding")
+    trace = start_trace(epath.Path(tmp_path))
+    for compiled in (step, evaluation, evaluation):
+        jax.block_until_ready(compiled(jnp.ones((256, 256))))
+    stop_trace(trace, step)
+    found = summarize(str(trace), top=1000)["operations"]
+    of_evaluation = {one["name"]: one for one in found if one["name"].startswith("jit_eval_step/")}
+    of_step = {one["name"]: one for one in found if f"jit_eval_step/{one['name']}" in of_evaluation}
+    assert of_step and {one["layer"] for one in of_step.values()} == {"loss"}
+    assert {one["layer"] for one in of_evaluation.values()} == {"(not known)"}
+    assert all(of_evaluation[f"jit_eval_step/{name}"]["count"] == 2 * one["count"] for name, one in of_step.items())
+
+
 def test_the_newest_trace_after_a_change_of_the_time_zone(tmp_path, monkeypatch):
     older = tmp_path / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(time.time() - 60))
     older.mkdir(parents=True)
