@@ -352,7 +352,7 @@ def train(
       pgle_runs: How many steps `auto_pgle` profiles; None = 3.
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
-      reuse_step: Whether to start with the step that an earlier run compiled, if recipe and source files are the same.
+      reuse_step: Whether to use the step of an earlier run of the same source, in a program of an installed package.
       on_corrupt: If the newest checkpoint is damaged: `"refuse"`, or use the `"previous"` one. None = the recipe's.
       progress: Receives progress; None = print it.
 

@@ -18,6 +18,7 @@ from paxcli.config.index import package_directories
 
 INSTALLED = str(Path(jax.__file__).parents[1])  # the time of this directory changes when a package is installed
 _PLACES = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")  # the last has the command `pax`
+_USER_SCRIPTS = sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))  # of `pip install --user`
 
 
 def module_files() -> dict[str, str]:
@@ -31,7 +32,7 @@ def module_files() -> dict[str, str]:
 def find_own_code() -> dict[str, str]:
     """Name → checksum of the source code, for each loaded module of the user's, `__main__` included."""
     places = sysconfig.get_paths()
-    roots = *map(str, package_directories()), INSTALLED, *(places[name] for name in _PLACES)
+    roots = *map(str, package_directories()), INSTALLED, _USER_SCRIPTS, *(places[name] for name in _PLACES)
     of_others = tuple(root + os.sep for root in roots)
     files = {name: Path(file) for name, file in module_files().items() if not file.startswith(of_others)}
     sources = {name: file.read_bytes() if file.is_file() else b"" for name, file in files.items()}
