@@ -101,7 +101,7 @@ def layout(shape: tuple[int, ...], *logical_axes: str | None) -> PartitionSpec |
     if len(logical_axes) != len(shape):
         raise ValueError(f"{len(logical_axes)} logical axes {logical_axes} for an array of shape {shape}")
     kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-    sizes = {axis: size for axis, size, kind in kinds if kind == AxisType.Auto}
+    sizes = {axis: size for axis, size, kind in kinds if kind == AxisType.Auto and size > 1}
     if not sizes:  # inside shard_map
         return None
     entries = []

@@ -126,14 +126,14 @@ _sums.defvjp(_forward, _backward, symbolic_zeros=True)
 def _on_shards(settings: _Settings, with_grads: bool, *arrays: Any) -> tuple[Any, ...]:
     """`_in_chunks` on each device's tokens; its sums over tokens are summed over devices."""
     tokens = layout(arrays[1].shape[:2], *_TOKENS)
-    run = functools.partial(_in_chunks, settings, with_grads)
-    if tokens is None:
-        return run((), *arrays)
-    axes = tuple(axis for entry in tokens for axis in axes_of(entry))
+    axes = tuple(axis for entry in tokens or () for axis in axes_of(entry))
+    run = functools.partial(_in_chunks, settings, with_grads, axes)
+    if not axes:
+        return run(*arrays)
     replicated = PartitionSpec()
     grads = (replicated, tokens) if with_grads else ()
     return jax.shard_map(
-        functools.partial(run, axes),
+        run,
         in_specs=(replicated, tokens, tokens, tokens),
         out_specs=(replicated, tokens, tokens, *grads),
         axis_names=set(axes),

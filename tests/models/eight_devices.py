@@ -43,7 +43,7 @@ def outcome(chunk: int | None):
 
 
 expected = outcome(None)
-for shape in ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "context": 2, "stage": 2}):
+for shape in ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "context": 2, "stage": 2}, {"tensor": 8}):
     with use_mesh(build_mesh(Mesh(shape))):
         found = outcome(5)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
