@@ -354,7 +354,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     if "num_experts" in found:
         found["num_local_experts"] = found["num_experts"]
     if latent:
-        found |= _new_latent(model, attention, feed_forward) | {"first_k_dense_replace": num_first}
+        found |= _new_latent(model, attention, feed_forward, size) | {"first_k_dense_replace": num_first}
     if sparse and "shared_expert_intermediate_size" in family.defaults:
         found["shared_expert_intermediate_size"] = feed_forward.shared_dims or model.hidden_dims
     layers = [blocks[i % len(blocks)] for i in range(model.num_layers)]
@@ -372,6 +372,9 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         found["query_pre_attn_scalar"] = size if scale is None else round(scale**-2)
     if "rope_local_base_freq" in family.defaults:
         found["rope_local_base_freq"] = blocks[0].attention.rotary.max_timescale
+    if "global_scaling" in family.traits:  # of `rope_theta`, transformers 5 gives sliding windows the default
+        plain = {"rope_type": "default", "rope_theta": attention.rotary.max_timescale}
+        found["rope_parameters"] = {_LOCAL: plain, _GLOBAL: plain | found.get("rope_scaling", {})}
     return found
 
 
@@ -414,8 +417,7 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
     return "mixtral" if sparse else "llama" if attention.window is None else "mistral"
 
 
-def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Config) -> dict[str, Any]:
-    size = model.dims_per_head or model.model_dims // model.num_heads
+def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Config, size: int) -> dict[str, Any]:
     found = {key: getattr(attention, field) for key, field in FAMILIES["deepseek_v3"].attention.items()}
     found |= {"qk_nope_head_dim": size - attention.rotary_dims, "head_dim": attention.rotary_dims}
     found["v_head_dim"] = attention.value_dims_per_head or found["qk_nope_head_dim"]

@@ -40,12 +40,6 @@ from paxcli.training.tokenizer_copies import copied_folders, with_copied_tokeniz
 DTYPES = ("float32", "bfloat16", "float16")
 _OF_TENSORS = "dtypes.json"  # in a run: name of each imported tensor -> its dtype
 _UNFINISHED = ".pax-export"  # in a directory of Hugging Face: files of an export, until all are written
-_TRAINING = {
-    "task.train.percore_batch_size": 1,
-    "task.train.num_train_steps": 1000,
-    "task.train.learner.learning_rate": 1e-5,
-    "task.train.learner.schedule.warmup_steps": 100,
-}
 
 
 def import_huggingface(
@@ -118,7 +112,7 @@ def _new_recipe(folder: Path, found: dict[str, Any], family: str, target: Path, 
     values = {
         "task.name": family,
         **{f"{MODEL}.{path}": value for path, value in model_values(found).items()},
-        **_TRAINING,
+        **FAMILIES[family].training,
         **input_values(folder, target / TOKENIZER),
         **{f"decoding.{field}": value for field, value in decoding.items()},
     }

@@ -1,0 +1,45 @@
+"""Runs that were never imported: the config.json of their export, and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import paxcli as pax
+from paxcli.checkpoint.reading import named_leaves
+from paxcli.config.assign import assign
+from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values
+from paxcli.errors import ConfigError
+from paxcli.training.session import state_shapes
+from paxcli.training.start_from import write_run
+from tests.convert.huggingface.directories import CONFIGS, write_directory
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def written_for(family: str, **keys: Any) -> dict[str, Any]:
+    """The config.json of a recipe of this model, which has the same fields."""
+    found = {key: x for key, x in CONFIGS[family].items() if keys.get(key, x) is not ...} | keys
+    config = pax.load(FAMILIES[found["model_type"]].recipe).config
+    for path, value in model_values(found).items():
+        assign(config, f"task.model.{path}", value)
+    written = config_json(config, None, "float32")
+    assert written["model_type"] == found["model_type"] and not differing_fields(config, written)
+    return written
+
+
+@pytest.mark.parametrize("scaling", [{}, {"rope_type": "yarn", "factor": 4.0}])
+def test_both_kinds_of_olmo_3_layers_have_the_theta_of_the_recipe(scaling: dict[str, Any]):
+    """transformers 5 gives `rope_theta` to full attention only: sliding windows had 500,000 instead."""
+    more = {"original_max_position_embeddings": 16} if scaling else {}
+    parameters = {LOCAL: {"rope_theta": 300.0}, GLOBAL: {"rope_theta": 300.0, **scaling, **more}}
+    found = written_for("olmo3", rope_parameters=parameters)["rope_parameters"]
+    assert found[LOCAL] == {"rope_type": "default", "rope_theta": 300.0}
+    assert found[GLOBAL].items() >= ({"rope_type": "default"} | parameters[GLOBAL]).items()
+
+
