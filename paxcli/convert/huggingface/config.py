@@ -324,8 +324,10 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     attention = next((one.attention for one in blocks[::-1] if one.attention.rotary is not None), blocks[-1].attention)
     feed_forward = next((one.feed_forward for one in blocks if has_experts(one)), blocks[0].feed_forward)
     latent, alternating, sparse = is_latent(attention), len(blocks) > 1, any(map(has_experts, blocks))
-    kind = _nearest(model, blocks[0], alternating, sparse)
+    local = next((one for one in blocks if not latent and one.attention.window is not None), blocks[0])
+    kind = _nearest(model, local, alternating, sparse)
     family = FAMILIES[kind]
+    unused = family.defaults["sliding_window"] if family.pattern else None  # transformers needs one with `layer_types`
     size = model.dims_per_head or model.model_dims // model.num_heads
     # The default of transformers' config class may be outside the vocabulary; the model would not load.
     found = {"architectures": [family.architecture], "model_type": kind, "pad_token_id": None}
@@ -345,7 +347,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         "rms_norm_eps": model.final_norm.epsilon,
         "tie_word_embeddings": model.head is None,
         "hidden_act": "gelu_pytorch_tanh" if "gemma" in family.traits else "silu",
-        "sliding_window": None if latent else blocks[0].attention.window,
+        "sliding_window": None if latent else local.attention.window or unused,
     }
     if attention.rotary is not None:
         found |= _new_rope(attention.rotary)
@@ -363,7 +365,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     if "no_rope_layers" in family.defaults:
         found["no_rope_layers"] = [int(one.attention.rotary is not None) for one in layers]
     if "chunks" in family.traits:
-        found |= _new_chunks(layers)
+        found |= _new_chunks(layers, local.attention)
     if "query_pre_attn_scalar" in family.defaults:
         found["hidden_activation"] = found["hidden_act"]
         found["attn_logit_softcapping"] = attention.logit_cap
@@ -371,22 +373,22 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         scale = attention.query_scale
         found["query_pre_attn_scalar"] = size if scale is None else round(scale**-2)
     if "rope_local_base_freq" in family.defaults:
-        found["rope_local_base_freq"] = blocks[0].attention.rotary.max_timescale
+        found["rope_local_base_freq"] = local.attention.rotary.max_timescale
     if "global_scaling" in family.traits:  # of `rope_theta`, transformers 5 gives sliding windows the default
         plain = {"rope_type": "default", "rope_theta": attention.rotary.max_timescale}
         found["rope_parameters"] = {_LOCAL: plain, _GLOBAL: plain | found.get("rope_scaling", {})}
     return found
 
 
-def _new_chunks(layers: list[fdl.Config]) -> dict[str, Any]:
+def _new_chunks(layers: list[fdl.Config], chunked: fdl.Partial) -> dict[str, Any]:
     """Llama 4's keys for its chunks, and for layers with and without experts."""
     tuned = next((one.attention for one in layers if one.attention.temperature_growth is not None), None)
     found = {} if tuned is None else {"attn_scale": tuned.temperature_growth, "floor_scale": tuned.temperature_length}
     return found | {
-        "attention_chunk_size": layers[0].attention.window,
+        "attention_chunk_size": chunked.window,
         "attn_temperature_tuning": tuned is not None,
         "moe_layers": [i for i, one in enumerate(layers) if has_experts(one)],
-        "use_qk_norm": layers[0].attention.qk_norm is not None,
+        "use_qk_norm": chunked.qk_norm is not None,
     }
 
 
@@ -402,10 +404,10 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
         return "gpt_oss"
     if attention.chunked:
         return "llama4_text"
-    if alternating and attention.window is None:
-        return "smollm3"
-    if alternating:
+    if block.post_norms:
         return "gemma2" if attention.qk_norm is None else "gemma3_text"
+    if alternating:
+        return "smollm3"
     if model.embedding.scale_sqrt_depth:
         return "gemma"
     if attention.qk_norm_joint:

@@ -33,6 +33,27 @@ def written_for(family: str, **keys: Any) -> dict[str, Any]:
     return written
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "olmo3"])
+def test_the_first_layer_may_have_full_attention(family: str):
+    written = written_for(family, num_hidden_layers=4, layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL], sliding_window=5)
+    assert written["sliding_window"] == 5 and written["layer_types"] == [GLOBAL, LOCAL, LOCAL, GLOBAL]
+
+
+def test_the_first_layer_of_llama_4_may_have_no_rope():
+    count = CONFIGS["llama4_text"]["num_hidden_layers"]
+    turned = {"no_rope_layers": ([0, 1] * count)[:count], "layer_types": None}
+    chunk = CONFIGS["llama4_text"]["attention_chunk_size"]
+    assert written_for("llama4_text", **turned)["attention_chunk_size"] == chunk
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_full_attention_alone_has_a_window_that_is_not_used(family: str):
+    """transformers makes the mask of sliding windows for these families always, and fails if there is none."""
+    count = CONFIGS[family]["num_hidden_layers"]
+    written = written_for(family, layer_types=[GLOBAL] * count)
+    assert written["sliding_window"] == FAMILIES[family].defaults["sliding_window"]
+
+
 @pytest.mark.parametrize("scaling", [{}, {"rope_type": "yarn", "factor": 4.0}])
 def test_both_kinds_of_olmo_3_layers_have_the_theta_of_the_recipe(scaling: dict[str, Any]):
     """transformers 5 gives `rope_theta` to full attention only: sliding windows had 500,000 instead."""
