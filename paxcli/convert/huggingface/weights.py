@@ -81,9 +81,8 @@ def import_huggingface(
     shapes = state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
     model, is_multimodal = config.task.model, found is not content
-    tensors = base = Safetensors(resolve_path(find_model(source, folder.name)))
-    if adapter is not None:
-        tensors = MergedTensors(base, adapter, is_multimodal)
+    base = Safetensors(resolve_path(find_model(source, folder.name)))
+    tensors = base if adapter is None else MergedTensors(base, adapter, is_multimodal)
     named = text_names(tensors.shapes, is_multimodal)
     left_out = sorted(modules_left_out(tensors.shapes, named))
     tied = [named[name] for name in TIED if model.head is None and name in named]
@@ -167,7 +166,7 @@ def export_huggingface(
     if adapter and lora is None:
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)
-    params = without_adapters(stored)
+    params = {name: x for name, x in without_adapters(stored).items() if not name.startswith("mtp_")}
     if adapter:
         learner = fdl.build(with_derived_sizes(config, 1).task.train.learner)
         if others := sorted(named_leaves(learner.select_trained(state.params)).keys() & params.keys()):

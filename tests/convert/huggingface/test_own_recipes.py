@@ -64,3 +64,19 @@ def test_both_kinds_of_olmo_3_layers_have_the_theta_of_the_recipe(scaling: dict[
     assert found[GLOBAL].items() >= ({"rope_type": "default"} | parameters[GLOBAL]).items()
 
 
+def test_layers_for_multi_token_prediction_are_left_out(tmp_path: pathlib.Path):
+    small = {"num_layers": 2, "model_dims": 16, "hidden_dims": 24, "num_heads": 4, "num_kv_heads": 2}
+    small |= {"task.model.vocab_size": 32, "max_seq_len": 16, "mtp_num_layers": 1}
+    recipe = pax.load("llama-1b", set=small)
+    shapes, random = state_shapes(recipe.config), np.random.default_rng(0)
+    params = {name: random.normal(size=x.shape).astype(np.float32) for name, x in named_leaves(shapes.params).items()}
+    assert any(name.startswith("mtp_0.") for name in params)
+    arrays = {f"params.{name}": x for name, x in params.items()}
+    write_run(recipe.config, recipe.yaml(), tmp_path / "run", shapes, arrays)
+    done = pax.export_weights(tmp_path / "run", tmp_path / "hf")
+    assert done.parameters == sum(x.size for name, x in params.items() if not name.startswith("mtp_"))
+    assert len(load_file(tmp_path / "hf/model.safetensors")) == 9 * 2 + 3
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "llama"
+    assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors
+
+
