@@ -123,8 +123,10 @@ def export_maxtext(
         return {"params": nest_by_name(dict(from_pax(rules, named, kind)))}
 
     trees = {"params": tree("params", {name: arrays[f"params.{name}"] for name in params})}
+    zeros = {name: np.zeros(x.shape, x.dtype) for name, x in params.items()}  # moments of frozen parameters
     for kind in {kind for kind, _ in moments.values()} if step else ():
-        trees[kind] = tree(kind, {param: arrays[name] for name, (found, param) in moments.items() if found == kind})
+        own = {param: arrays[name] for name, (found, param) in moments.items() if found == kind}
+        trees[kind] = tree(kind, zeros | own)
     count = np.int32(arrays[counts[0]] if counts and step else step)
     opt_state = _their_optimizer(_optimizer(state), trees, count) if step else {}
     write_maxtext(checkpoint, step, {"step": np.int32(step), "params": trees["params"], "opt_state": opt_state})

@@ -26,6 +26,7 @@ from paxcli.convert.runs import ImportedWeights, recipe_with
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import state_shapes
+from paxcli.training.start_from import write_run
 from tests.convert.filling import to_pax
 from tests.convert.maxtext import maxtext_checkpoints
 from tests.convert.maxtext.maxtext_checkpoints import KEYS, SIZES
@@ -149,6 +150,22 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
             assert again.keys() == ours.keys()
             for name, x in ours.items():
                 np.testing.assert_allclose(again[name], x, **FLOAT32)
+
+
+def test_frozen_parameters_have_no_moments(tmp_path: pathlib.Path) -> None:
+    """MaxText's Adam has moments of all parameters, 0 until the first gradient."""
+    config = config_of("llama31")
+    config.task.train.learner.bprop_variable_exclusion = ("embedding",)
+    shapes, random = state_shapes(config), np.random.default_rng(0)
+    named = {name: x for name, x in named_leaves(shapes).items() if name.startswith(("params.", "opt_state."))}
+    arrays = {name: random.uniform(size=x.shape).astype(x.dtype) for name, x in named.items()}
+    write_run(config, "recipe: x\n", tmp_path / "run", shapes, arrays, step=3)
+    done = export_maxtext(config, tmp_path / "run", tmp_path / "theirs")
+    _, again = carried(tmp_path, "llama31", pathlib.Path(done.directory), "again")
+    ours, theirs = ({n.partition(".mu.")[2]: x for n, x in found.items() if ".mu." in n} for found in (arrays, again))
+    assert theirs.keys() - ours.keys() == {"embedding.table"} and not theirs["embedding.table"].any()
+    for name, x in ours.items():
+        np.testing.assert_allclose(theirs[name], x, **FLOAT32)
 
 
 def test_what_does_not_fit_is_named_with_both_shapes(tmp_path: pathlib.Path) -> None:
