@@ -15,6 +15,7 @@ import pytest
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves, nest_by_name, read_manifest
+from paxcli.config.assign import assign
 from paxcli.convert.layout import compare_to_model, from_pax
 from paxcli.convert.maxtext import checkpoint_layout
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
@@ -166,6 +167,20 @@ def test_frozen_parameters_have_no_moments(tmp_path: pathlib.Path) -> None:
     assert theirs.keys() - ours.keys() == {"embedding.table"} and not theirs["embedding.table"].any()
     for name, x in ours.items():
         np.testing.assert_allclose(theirs[name], x, **FLOAT32)
+
+
+def test_lion_is_refused(tmp_path: pathlib.Path) -> None:
+    """Its one moment is not Adam's first."""
+    config = config_of("llama31")
+    shapes = state_shapes(config)
+    write_run(config, "recipe: x\n", tmp_path / "run", shapes, {}, step=3)
+    done = export_maxtext(config, tmp_path / "run", tmp_path / "theirs")
+    assign(config, "optimizer", "Lion")
+    write_run(config, "recipe: x\n", tmp_path / "lion", state_shapes(config), {}, step=3)
+    with pytest.raises(ConfigError, match=r"optimizer keeps `opt_state.*\.mu\."):
+        export_maxtext(config, tmp_path / "lion", tmp_path / "lion in theirs")
+    with pytest.raises(ConfigError, match=r"optimizer keeps `opt_state.*\.mu\."):  # Adam's would pass for Lion's
+        import_maxtext(config, "recipe: x\n", done.directory, tmp_path / "lion again")
 
 
 def test_what_does_not_fit_is_named_with_both_shapes(tmp_path: pathlib.Path) -> None:
