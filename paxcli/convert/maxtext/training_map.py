@@ -93,13 +93,12 @@ def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None
     """
     last = length if draft.settings.date < tables.day_of("cosine_to_last_step") else max(length - 1, 1)
     keys = ("learning_rate_schedule_steps", "steps")
-    path = _SCHEDULE
+    path = f"{_SCHEDULE}.schedules.0" if steps > length else _SCHEDULE
     if steps > length:
         draft.set(_SCHEDULE, "PiecewiseSchedule", *keys)
         draft.set(f"{_SCHEDULE}.schedules", ["LinearRampupCosineDecay", "PiecewiseConstant"], *keys)
         draft.set(f"{_SCHEDULE}.boundaries", [length], *keys)
         draft.set(f"{_SCHEDULE}.schedules.1.values", [0.0], *keys)
-        path = f"{_SCHEDULE}.schedules.0"
     else:
         draft.set(_SCHEDULE, "LinearRampupCosineDecay")
     draft.set(f"{path}.warmup_steps", warmup, "warmup_steps_fraction", *keys)

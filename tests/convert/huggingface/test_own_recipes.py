@@ -80,3 +80,11 @@ def test_layers_for_multi_token_prediction_are_left_out(tmp_path: pathlib.Path):
     assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors
 
 
+@pytest.mark.parametrize("field", ["lora", "dpo"])
+def test_adapters_and_the_copy_of_dpo_follow_an_import(field: str, tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2")
+    pax.import_weights(source, tmp_path / "run")
+    recipe = pax.load(f"{tmp_path}/run", set={f"task.model.{field}": field.capitalize()})
+    with pytest.raises(ConfigError, match="no tensor for") as raised:
+        pax.import_weights(source, tmp_path / "other", recipe=recipe)
+    assert "--from RUN_DIR" in str(raised.value.hint)
