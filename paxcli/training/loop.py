@@ -262,7 +262,7 @@ class TrainingRun:
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self._write(step, values, split)
-            self.eval_lines.append({"step": step, "split": split, **values})
+                self.eval_lines.append({"step": step, "split": split, **values})
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:

@@ -7,6 +7,7 @@ import json
 import pathlib
 from typing import Any
 
+import fiddle as fdl
 import pytest
 from typer.testing import CliRunner
 
@@ -82,6 +83,26 @@ def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path) -> Non
     more, _ = run(tmp_path, **{"early_stopping_fn.target": None, "num_train_steps": reached[0] + 2})
     assert more["steps"] == reached[0] + 2
     assert {step: losses(tmp_path)[step] for step in before} == before
+
+
+def test_an_evaluation_that_is_repeated_after_a_kill_counts_once(tmp_path: pathlib.Path) -> None:
+    """The line of its first input was there already: the value was its own "no improvement", and the run ended."""
+    rule = {"early_stopping_fn.patience": 1, "early_stopping_fn.input": "stdlib"}
+    source = pax.load("tiny").config.eval_inputs[0]
+    source.reset_for_eval, source.eval_loop_num_batches = False, 1
+
+    def train(steps: int) -> dict[str, Any]:
+        loaded = recipe(num_train_steps=steps, **rule)
+        loaded.config.eval_inputs.append(fdl.copy_with(source, name="other", batch_size=2))
+        result = pax.train(loaded, tmp_path, allow_changed=True, progress=Messages()).result
+        assert result is not None
+        return result
+
+    assert train(4)["steps"] == 4
+    *kept, last = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert '"split": "eval/other"' in last
+    (tmp_path / "metrics.jsonl").write_text("".join(kept))  # as a SIGKILL between the two lines
+    assert train(6)["steps"] == 6
 
 
 def test_an_unknown_input_or_metric_is_refused(tmp_path: pathlib.Path) -> None:
