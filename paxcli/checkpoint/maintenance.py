@@ -126,7 +126,7 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
     source = resolve_path(run_dir)  # the glob of epath would take wildcards in its name for a pattern
     found = [file for pattern in _RUN_FILES for path in source.glob(pattern) for file in files_in(epath.Path(path))]
-    for name in [file.relative_to(source) for file in found]:
+    for name in [file.relative_to(source) for file in found if file.name != "environment.json"]:  # of the last start
         if (target / name).exists() and (target / name).read_bytes() != (source / name).read_bytes():
             raise ConfigError(f"{target} is another run: its {name} differs.", hint)
     if dry_run:

@@ -133,6 +133,15 @@ def test_a_copy_restores_the_same_bits(run_dir: pathlib.Path, tmp_path: pathlib.
         maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [2], dry_run=True)
 
 
+def test_a_later_step_is_copied_beside_an_earlier_one(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A run that was resumed in between has another command in `environment.json`; it was taken for another run."""
+    for step, command_line in ((1, '["pax", "train", "tiny"]'), (2, '["pax", "train", "run"]')):
+        (run_dir / "environment.json").write_text(command_line)
+        maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [step])
+        assert (tmp_path / "copy" / "environment.json").read_text() == command_line
+    assert steps_of(tmp_path / "copy") == [1, 2]
+
+
 def test_a_moved_run_whose_path_has_wildcards_is_copied_completely(
     run_dir: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
