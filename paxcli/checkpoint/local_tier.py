@@ -165,10 +165,10 @@ def _recorded_root(checkpoints: epath.Path) -> epath.Path | None:
         raise DataError(f"{record} is damaged.", hint) from None
 
 
-def newest_local_step(checkpoints: epath.Path) -> int | None:
-    """The newest local step that is complete on this machine, or None."""
+def local_steps(checkpoints: epath.Path) -> list[int]:
+    """The local steps that are complete on this machine."""
     parts = collections.Counter((path.parent.name.rpartition("-")[2], path.name) for path in find_local(checkpoints))
-    return max((int(step) for (count, step), found in parts.items() if found == int(count)), default=None)
+    return [int(step) for (count, step), found in parts.items() if found == int(count)]
 
 
 def _root(checkpoints: epath.Path, directory: str) -> epath.Path:

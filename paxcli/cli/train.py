@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -128,7 +129,6 @@ def _describe(
 
     Raises what training would raise before it reads data or compiles.
     """
-    from paxcli.checkpoint.manager import find_step
     from paxcli.mesh.mesh import describe
     from paxcli.training.loop import resume_step
     from paxcli.training.run_dir import RunDir
@@ -140,8 +140,8 @@ def _describe(
     unfinished = "start" if done is None else f"resume at step {done:,}"
     would = "do nothing: the run is finished" if is_finished else unfinished
     observed.instrument(recipe.config, RunDir(options.creatable(run_dir)))
-    if warm_start is not None:
-        find_step(warm_start.run_dir, warm_start.step)
+    if warm_start is not None:  # of a run that resumes, only its name is checked
+        warm_start.first_step(recipe.config.task.train.num_train_steps if done is None else sys.maxsize)
     session = build_session(recipe.config)
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": recipe.config.task.train.num_train_steps}
     sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}

@@ -118,8 +118,7 @@ class BaseInput(Configurable, abc.ABC):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the position that `get_state` returned. The next batches are the same as after that call."""
-        hint = "Implement `get_state` and `set_state`."
-        raise ConfigError(f"{type(self).__name__} cannot restore its position.", hint)
+        self.refuse(f"{type(self).__name__} cannot restore its position.", "Implement `get_state` and `set_state`.")
 
     def peek(self) -> NestedMap | None:
         """The next batch, without advancing the stream; None at the end of the data."""

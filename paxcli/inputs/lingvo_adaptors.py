@@ -145,11 +145,8 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
         for _ in range(state["num_taken"]):
             self.get_next()
         if index == self.infeed_host_index and state["last"] not in (None, self._digest_last()):
-            log.warning(
-                "Input %s resumes in a different order, since Lingvo reads several files in parallel. For an exact "
-                "resume, set file_parallelism=1 and num_batcher_threads=1.",
-                self.name,
-            )
+            exact = "Set file_parallelism=1 and num_batcher_threads=1 for an exact resume."
+            log.warning("Input %s resumes in a different order: Lingvo reads files in parallel. %s", self.name, exact)
 
     def _digest_last(self) -> str | None:
         """A hash of the batch before this position; None at the start."""

@@ -31,9 +31,10 @@ class Goodput:
 
     Args:
       directory: The run directory; None on the processes of a job that write nothing.
-      resume_step: The step that this start resumes from; 0 in a new run.
+      resume_step: The step that this start is expected to resume from; 0 in a new run.
 
     Attributes:
+      first_step: The step that it resumes from. Steps after it, of earlier starts, are lost.
       step: The last step that was dispatched.
     """
 
@@ -41,14 +42,14 @@ class Goodput:
 
     def __init__(self, directory: epath.Path | None, resume_step: int):
         self._path = directory / "goodput.json" if directory is not None else None
-        self._earlier = _read_starts(self._path, resume_step) if self._path is not None else []
+        self._earlier = _read_starts(self._path) if self._path is not None else []
         ended = self._earlier[-1]["ended"] if self._earlier else 0.0
         now = time.time()
         self._began = max(now - (process_age() if Goodput._is_first_in_process else 0.0), ended)
         Goodput._is_first_in_process = False
         self._cause, self._since = START_UP, time.perf_counter() - max(now - self._began, 0.0)
         self._seconds = dict.fromkeys(CAUSES, 0.0) | {STOPPED: self._began - ended if ended else 0.0}
-        self._first_step = self.step = resume_step
+        self.first_step = self.step = resume_step
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._write_regularly, name="goodput", daemon=True)
 
@@ -88,9 +89,9 @@ class Goodput:
         with self._lock:
             seconds = self._seconds | {self._cause: self._seconds[self._cause] + time.perf_counter() - self._since}
         ended = self._began + sum(seconds.values()) - seconds[STOPPED]
-        steps = {"first_step": self._first_step, "last_step": self.step}
+        steps = {"first_step": self.first_step, "last_step": self.step}
         this: dict[str, Any] = {"began": self._began, "ended": ended, **steps, "seconds": seconds}
-        starts = [*self._earlier, this]
+        starts = [*(_until(self.first_step, start) for start in self._earlier), this]
         total = {cause: sum(start["seconds"][cause] for start in starts) for cause in CAUSES}
         wall = sum(total.values())
         return {"goodput": total[STEP] / wall, "wall_seconds": wall, "seconds": total, "starts": starts}
@@ -115,20 +116,20 @@ class Goodput:
                 log.warning("The accounts of the run's wall time are not written: %s", first_line(error))
 
 
-def _read_starts(path: epath.Path, resume_step: int) -> list[dict[str, Any]]:
-    """The starts in the file; none if there is no file, or a damaged one, which is logged.
+def _until(step: int, start: dict[str, Any]) -> dict[str, Any]:
+    """An earlier start, with the time of its steps after `step` moved from `step` to `lost`."""
+    seconds, steps = start["seconds"], start["last_step"] - start["first_step"]
+    kept = max(start["first_step"], min(start["last_step"], step))
+    lost = seconds[STEP] * (start["last_step"] - kept) / max(steps, 1)
+    return start | {"last_step": kept, "seconds": seconds | {STEP: seconds[STEP] - lost, LOST: seconds[LOST] + lost}}
 
-    The time of their steps after `resume_step` is moved from `step` to `lost`.
-    """
+
+def _read_starts(path: epath.Path) -> list[dict[str, Any]]:
+    """The starts in the file; none if there is no file, or a damaged one, which is logged."""
     try:
         starts = json.loads(path.read_text())["starts"] if path.exists() else []
-        for start in starts:
-            seconds, steps = start["seconds"], start["last_step"] - start["first_step"]
-            kept = max(start["first_step"], min(start["last_step"], resume_step))
-            lost = seconds[STEP] * (start["last_step"] - kept) / max(steps, 1)
-            seconds |= {STEP: seconds[STEP] - lost, LOST: seconds[LOST] + lost}
-            start["last_step"] = kept
-            sum([*(seconds[cause] for cause in CAUSES), start["began"], start["ended"]])  # all there, and numbers
+        for start in [_until(0, start) for start in starts]:
+            sum([*(start["seconds"][cause] for cause in CAUSES), start["began"], start["ended"]])  # numbers, all there
         return starts
     except (ValueError, KeyError, TypeError):
         log.warning("%s is damaged: the accounts of the run's wall time start again.", path)

@@ -134,10 +134,9 @@ def summarize(config: fdl.Config[Experiment]) -> dict[str, Any]:
     devices = num_devices(config)
     experiment = fdl.build(with_derived_sizes(config, devices))
     spec = experiment.train_input.element_spec()
-    parameters = count_parameters(abstract_params(experiment.task, spec))
     flops = experiment.task.model.step_flops(spec)
     return {
-        "parameters": parameters,
+        "parameters": count_parameters(abstract_params(experiment.task, spec)),
         "global_batch_size": global_batch_size(config, devices),
         "tokens_per_step": tokens_in(spec),
         "flops_per_step": round(flops.total) if flops else None,

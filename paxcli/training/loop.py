@@ -16,8 +16,8 @@ import fiddle as fdl
 import jax
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
-from paxcli.checkpoint.local_tier import newest_local_step
-from paxcli.checkpoint.manager import CheckpointStore, find_step
+from paxcli.checkpoint.local_tier import local_steps
+from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.config.bucket import count_retries, repeat_operations
 from paxcli.config.render import config_text, with_set
@@ -78,7 +78,7 @@ class TrainingRun:
         self.eval_positions, self.evaluated_step = self._eval_positions(), 0
         newest = self.store.latest_step()
         self.resumes, self.last_step = newest is not None, newest or 0
-        lines = list(read_lines(run_dir.path / FILE_NAME, sample=True))
+        lines = list(read_lines(run_dir.path / FILE_NAME, sample=True)) if self.resumes else []
         self.is_copy, self.eval_lines = not lines, [line for line in lines if line["split"] != TRAIN]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
@@ -86,9 +86,9 @@ class TrainingRun:
         """The state to start from: the latest checkpoint's; without one, the `created` one, or another run's."""
         if created is None:
             with self.goodput.time(RESTORE):
-                step, state, positions = self.store.restore_newest(self.session.abstract, self.report.message)
-            self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
-            self._restore_positions(step, positions, self.store.recipe(step))
+                self.last_step, state, positions = self.store.restore_newest(self.session.abstract, self.report.message)
+            self.report.message(f"Resuming {self.run_dir.path} at step {self.last_step}.")
+            self._restore_positions(self.last_step, positions, self.store.recipe(self.last_step))
             return state
         state = created.result()
         if warm_start is not None:
@@ -122,15 +122,15 @@ class TrainingRun:
         started, self.goodput = time.perf_counter(), goodput
         with goodput.time(COMPILE):
             train_step, state, first_batch = self._compile(warm_start)
-        self.last_step, first_step = int(state.step), int(state.step) + 1
+        self.last_step = goodput.first_step = goodput.step = int(state.step)
         self.eval_lines = [line for line in self.eval_lines if line["step"] <= self.last_step]
         self.meter = self._meter()
-        self.writers = self._writers(first_step - 1)
+        self.writers = self._writers(self.last_step if self.resumes else 0)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         goodput.switch(STEP)
         with self.watchdog:
             try:
-                self._train(train_step, state, first_step, first_batch)
+                self._train(train_step, state, self.last_step + 1, first_batch)
             finally:
                 goodput.switch(SAVE)
                 self.seconds = time.perf_counter() - started
@@ -359,7 +359,7 @@ def train(
         if warm_start is not None and run.resumes:
             report.message(f"{run_dir.path} has checkpoints, so nothing is taken from {warm_start.run_dir}.")
         elif warm_start is not None:
-            find_step(warm_start.run_dir, warm_start.step)  # a missing one is found before the step is compiled
+            run.last_step = warm_start.first_step(run.num_train_steps)  # an error is found before the step is compiled
         if make_sampler and session.experiment.sample_prompts:
             run.sample = make_sampler(session, run_dir)
         done = run.last_step
@@ -412,8 +412,7 @@ def resume_step(
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
     run_dir.check_start(None if warm_start is None else warm_start.options, run_dir.has_checkpoints())
-    found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
-    step = max((step for step in found if step is not None), default=None)
+    step = max([*CheckpointStore(run_dir.checkpoints).steps(), *local_steps(run_dir.checkpoints)], default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
     early = rule.reason(read_lines(run_dir.path / FILE_NAME, sample=True), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps

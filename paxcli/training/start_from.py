@@ -16,7 +16,7 @@ from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.maintenance import files_in
-from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.manager import CheckpointStore, find_step
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.checkpoint.warm_start import Report, load_params, parse_source
@@ -51,6 +51,19 @@ class WarmStart(NamedTuple):
         """Its command-line options: `--from RUN_DIR@STEP --with-optimizer`."""
         source = self.run_dir if self.step is None else f"{self.run_dir}@{self.step}"
         return f"--from {shlex.quote(source)}{' --with-optimizer' if self.everything else ''}"
+
+    def first_step(self, num_train_steps: int) -> int:
+        """The step that a run of so many steps starts from: with `everything` the checkpoint's, else 0.
+
+        Raises:
+          DataError: There is no such checkpoint.
+          ConfigError: It has all steps of the run.
+        """
+        found = find_step(self.run_dir, self.step)
+        if self.everything and found >= num_train_steps:
+            problem = f"{self.run_dir} is at step {found}, and this run would have {num_train_steps}: none is left."
+            raise ConfigError(problem, "Raise `num_train_steps`, or leave out `--with-optimizer`.")
+        return found if self.everything else 0
 
 
 def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool) -> WarmStart | None:

@@ -10,7 +10,7 @@ import jax
 import pytest
 from etils import epath
 
-from paxcli.checkpoint.local_tier import find_local, newest_local_step
+from paxcli.checkpoint.local_tier import find_local, local_steps
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.errors import ConfigError, DataError
@@ -48,7 +48,7 @@ def test_the_newest_of_both_tiers_is_restored(tmp_path):
     _save(tmp_path, range(1, 5))
     checkpoints = tmp_path / "run" / "checkpoints"
     assert CheckpointStore(checkpoints).steps() == []  # two local checkpoints only
-    assert [path.name for path in find_local(checkpoints)] == ["2", "4"] and newest_local_step(checkpoints) == 4
+    assert [path.name for path in find_local(checkpoints)] == ["2", "4"] and local_steps(checkpoints) == [2, 4]
     assert _restore(tmp_path) == (4, [])
     _save(tmp_path, range(5, 10))
     assert CheckpointStore(checkpoints).steps() == [5]
@@ -57,7 +57,7 @@ def test_the_newest_of_both_tiers_is_restored(tmp_path):
 
     copied = tmp_path / "copy"  # continues from its own checkpoint, not from the steps of another run
     shutil.copytree(tmp_path / "run", copied)
-    assert newest_local_step(copied / "checkpoints") is None and _restore(tmp_path, "copy") == (5, [])
+    assert local_steps(copied / "checkpoints") == [] and _restore(tmp_path, "copy") == (5, [])
 
     with _store(tmp_path) as store:
         store.save(10, make_state(10), {"position": 10}, recipe={"seed": 10})

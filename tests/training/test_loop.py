@@ -120,6 +120,34 @@ def test_a_warm_start_that_saved_nothing_does_not_start_over_with_random_paramet
     assert environment["init_from"] == f"--from {source}"
 
 
+def starts_in(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+    return json.loads((run_dir / "goodput.json").read_text())["starts"]
+
+
+def test_a_run_that_takes_the_optimizer_of_another_starts_at_its_step(tmp_path: pathlib.Path) -> None:
+    """It began at step 0 in `goodput.json`; at the last step, it reported that step, and saved nothing."""
+    old, run_dir, progress = tmp_path / "old", tmp_path / "a", Messages()
+    train(old, steps=3)
+    with pytest.raises(ConfigError, match="is at step 3, and this run would have 3: none is left"):
+        pax.train(small_recipe(3), run_dir, init_from=old, with_optimizer=True)
+    pax.train(small_recipe(5), run_dir, init_from=f"{old}@2", with_optimizer=True, progress=progress)
+    assert progress.facts["first_step"] == starts_in(run_dir)[-1]["first_step"] == 2
+    assert sorted(losses(run_dir)) == [3, 4, 5]
+    shutil.rmtree(run_dir / "checkpoints")  # as after a kill before the first one
+    pax.train(small_recipe(5), run_dir, init_from=old, with_optimizer=True)
+    assert sorted(losses(run_dir)) == [4, 5]  # without step 3 of the abandoned start
+
+
+def test_the_records_begin_at_the_step_that_is_really_restored(tmp_path: pathlib.Path) -> None:
+    train(tmp_path, steps=4)
+    (tmp_path / "checkpoints" / "4" / "manifest" / "metadata").write_text("")
+    pax.train(small_recipe(6), tmp_path, allow_changed=True, on_corrupt="previous")
+    first, second = starts_in(tmp_path)
+    assert (first["last_step"], second["first_step"], second["last_step"]) == (3, 3, 6)
+    assert first["seconds"]["lost"] == pytest.approx(first["seconds"]["step"] / 3)  # one of four steps
+    assert sorted(losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_checkpoint_has_all_that_a_resume_needs(tmp_path: pathlib.Path) -> None:
     seed = train(tmp_path / "a", random_seed=None).facts["data_seed"]
     for name in ("config.txt", "recipe.yaml", "environment.json"):
