@@ -57,12 +57,12 @@ class LocalTier:
         rows = gather(np.resize(np.array([*reversed(_steps(self._folder)), 0], np.int32), 8))
         self.steps = sorted(set.intersection(*map(set, rows.tolist())) - {0})
         newest = max(_steps(checkpoints), default=0)
-        counts = {folder.name.rpartition("-")[2] for folder in self._root.glob("process-*") if _steps(folder)}
-        if (other := min(counts, default=None)) and str(jax.process_count()) not in counts and not newest:
-            problem = f"were saved locally with process count {other}, and this job's is {jax.process_count()}"
+        local = {path.parent.name.rpartition("-")[2]: int(path.name) for path in find_local(checkpoints)}
+        if local and str(jax.process_count()) not in local and not newest:
+            problem = f"were saved locally with process count {min(local)}, and this job's is {jax.process_count()}"
             hint = f"Resume with as many processes, or delete {self._record} and start at step 0."
             raise DataError(f"All checkpoints of {checkpoints.parent} {problem}.", hint)
-        if not self.steps and self._record.exists() and rows.max() >= newest:
+        if not self.steps and self._record.exists() and max([rows.max(), *local.values()]) >= newest:
             log.warning("No step has a local checkpoint of every process: training continues at step %d.", newest)
 
     def save(self, step: int, arrays: Mapping[str, Any], input_state: InputState, recipe: Recipe) -> None:
@@ -123,11 +123,6 @@ class LocalTier:
             self.steps.remove(step)
         return None
 
-    def discard(self) -> None:
-        """Deletes the local checkpoints, when the run resumes from one of its own."""
-        shutil.rmtree(self._root, ignore_errors=True)
-        self.steps = []
-
     def read_manifest(self, step: int) -> Manifest:
         """The manifest of one of `steps`."""
         return from_json(json.loads((self._folder / str(step) / _MANIFEST).read_text()))
@@ -163,6 +158,12 @@ def _recorded_root(checkpoints: epath.Path) -> epath.Path | None:
     except ValueError:  # not text, or not a path
         hint = "Write `checkpoint.local_directory` of the recipe into it; or delete it, and those checkpoints with it."
         raise DataError(f"{record} is damaged.", hint) from None
+
+
+def discard_local(checkpoints: epath.Path) -> None:
+    """Deletes the local checkpoints of a run, which resumes from one of its own."""
+    if (root := _recorded_root(checkpoints)) is not None:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def local_steps(checkpoints: epath.Path) -> list[int]:

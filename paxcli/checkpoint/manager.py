@@ -18,7 +18,7 @@ from etils import epath
 
 from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory, start_fingerprints
-from paxcli.checkpoint.local_tier import RECORD, LocalTier, gather
+from paxcli.checkpoint.local_tier import RECORD, LocalTier, discard_local, gather
 from paxcli.checkpoint.manifest import InputState, Manifest, Recipe, describe_arrays
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import MANIFEST, STATE, named_leaves, nest_by_name, read_arrays, read_manifest
@@ -161,8 +161,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
                 break
             try:
                 restored = self.restore(step, abstract_state)
-                if self._local is not None:
-                    self._local.discard()
+                discard_local(self.directory)  # also if the recipe no longer has a local tier: it may have one again
                 return step, *restored
             except DamagedCheckpoint as error:
                 if self._policy.on_corrupt == "refuse" or step == steps[0]:
@@ -221,7 +220,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         Raises:
           DataError: The checkpoint's manifest is damaged.
         """
-        if self._local is not None and step in self._local.steps:
+        if self._local is not None and step not in self.steps():
             return self._local.read_manifest(step).recipe
         with self._translate_read_errors(step):
             return read_manifest(self.directory / str(step)).recipe

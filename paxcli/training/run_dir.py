@@ -166,17 +166,22 @@ class RunDir:
         A field that is newer than the run and has its default is not a difference: the run behaved so without it. A
         run without a checkpoint has nothing to resume, and takes any recipe.
 
+        The directory of the local tier is not safe to change while it has all checkpoints.
+
         Raises:
           ConfigError: Fields differ, and `allow_changed` is false or they are not safe to change. Names them.
         """
-        before = self.checkpointed_config()
-        if not before:
+        from paxcli.checkpoint.manager import CheckpointStore  # here, since it loads JAX
+
+        if not (before := self.checkpointed_config()):
             return
         now = parse_config_text(config_text(config))
         new = {node.path for node in walk(config) if not node.is_set} - before.keys()
         changed = sorted(path for path in before.keys() | now.keys() - new if before.get(path) != now.get(path))
         safe = marked_paths(config, Mark.SAFE_ON_RESUME)
-        unsafe = [path for path in changed if path in now and not is_at_or_below(path, safe)]
+        # Without a checkpoint in the run directory, all are local ones.
+        kept = () if CheckpointStore(self.checkpoints).steps() else ("checkpoint.local_directory",)
+        unsafe = [path for path in changed if path in now and (path in kept or not is_at_or_below(path, safe))]
         refused = unsafe if allow_changed else changed
         if not refused:
             return

@@ -109,6 +109,24 @@ def test_a_run_that_lost_its_local_checkpoints_says_where_it_continues(tmp_path,
     assert "training continues at step 0" in caplog.text
 
 
+def test_a_run_on_another_number_of_processes_says_where_it_continues(tmp_path, caplog):
+    _save(tmp_path, range(1, 9))
+    [folder] = (tmp_path / "local [1]").glob("*/process-0-of-1")
+    folder.rename(folder.with_name("process-0-of-2"))
+    with caplog.at_level("WARNING", logger="pax"):
+        assert _restore(tmp_path) == (5, [])
+    assert "training continues at step 5" in caplog.text
+
+
+def test_local_checkpoints_that_a_run_did_not_continue_from_are_not_found_later(tmp_path):
+    """The run turned its local tier off, and on again: it continued from later steps of the abandoned start."""
+    _save(tmp_path, range(1, 9))
+    checkpoints = tmp_path / "run" / "checkpoints"
+    store = CheckpointStore(checkpoints, Checkpoint())
+    assert store.restore_newest(abstract(make_state()), print)[0] == 5
+    assert find_local(checkpoints) == [] and _restore(tmp_path) == (5, [])
+
+
 def test_steps_of_an_abandoned_start_do_not_displace_new_ones(tmp_path):
     """As on a machine that has later steps, when another one lost its disk and the run starts again."""
     _save(tmp_path, range(6, 10))

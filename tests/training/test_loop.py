@@ -148,6 +148,17 @@ def test_the_records_begin_at_the_step_that_is_really_restored(tmp_path: pathlib
     assert sorted(losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_run_whose_checkpoints_are_all_local_keeps_their_directory(tmp_path: pathlib.Path) -> None:
+    """It started again at step 0, and replaced its metrics."""
+    local = {"save_interval_steps": 100, "local_save_interval_steps": 1, "local_directory": str(tmp_path / "local")}
+    train(tmp_path / "a", steps=3, **local)
+    shutil.rmtree(tmp_path / "a" / "checkpoints" / "3")  # as after a kill
+    for changed in ({"local_save_interval_steps": None, "local_directory": None}, {"local_directory": "elsewhere"}):
+        with pytest.raises(ConfigError, match=r"(?s)another recipe.*checkpoint.local_directory: .*/local"):
+            train(tmp_path / "a", steps=4, **local | changed)
+    assert sorted(losses(tmp_path / "a")) == [1, 2, 3]
+
+
 def test_a_checkpoint_has_all_that_a_resume_needs(tmp_path: pathlib.Path) -> None:
     seed = train(tmp_path / "a", random_seed=None).facts["data_seed"]
     for name in ("config.txt", "recipe.yaml", "environment.json"):
