@@ -84,8 +84,7 @@ def find_entry(target: str) -> RecipeEntry:
 
 
 def _entry_in_file(path: Path, function: str) -> RecipeEntry:
-    entries = {entry.function: entry for entry in recipes_in(path)}
-    if not entries:
+    if not (entries := {entry.function: entry for entry in recipes_in(path)}):
         raise ConfigError(f"{path} has no recipe.", "Put `@recipe()` on a public function in it.")
     if not function and len(entries) > 1:
         raise ConfigError(f"{path} has {len(entries)} recipes.", f"Choose one: `{path}:{next(iter(entries))}`.")

@@ -23,8 +23,7 @@ def parse_yaml(text: str) -> Any:
     """
     loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
+        if (node := loader.get_single_node()) is None:
             return None
         _check(node)
         return loader.construct_document(node)

@@ -236,8 +236,7 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
 
     @functools.cached_property
     def _data(self) -> NestedMap:
-        batches = list(self._epoch())
-        if not batches:
+        if not (batches := list(self._epoch())):
             self.refuse("its Lingvo generator has no batches.", "Check its files.", DataError)
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
 

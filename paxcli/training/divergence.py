@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -23,12 +24,13 @@ class DivergenceCheck:
       learner: What skips steps whose gradients are not finite.
       step: The step that the run starts from.
       skipped_steps: Steps that were skipped up to there.
+      lines: The run's lines of metrics up to there, whose skipped steps count too.
     """
 
-    def __init__(self, learner: Learner, step: int, skipped_steps: int):
-        self._learner = learner
-        self._step, self._skipped_steps = step, skipped_steps
-        self._in_a_row = 0
+    def __init__(self, learner: Learner, step: int, skipped_steps: int, lines: Iterable[Mapping[str, Any]] = ()):
+        self._learner, self._updates = learner, step - skipped_steps
+        since = (line["step"] for line in lines if line.get("skipped_steps") == line["step"] - self._updates)
+        self._last_update = min(since, default=step)  # the first report after it
 
     def check_record(self, record: Record) -> None:
         """Raises DivergedError when a reported loss is not finite, or no step of the last reports updated.
@@ -36,16 +38,17 @@ class DivergenceCheck:
         A loss that is not finite is accepted if its step was skipped and the parameters are finite.
         """
         values = record.values
-        steps, skipped = record.step - self._step, values["skipped_steps"] - self._skipped_steps  # pyrefly: ignore
-        self._step, self._skipped_steps = record.step, int(values["skipped_steps"])  # pyrefly: ignore
-        self._in_a_row = self._in_a_row + steps if skipped == steps else 0
+        updates = record.step - int(values["skipped_steps"])  # pyrefly: ignore
+        if updates != self._updates:
+            self._updates, self._last_update = updates, record.step
+        in_a_row = record.step - self._last_update
         was_skipped = self._learner.skip_invalid_gradients and not is_finite(values["grad_norm"])
         if not is_finite(values["loss"]) and not (was_skipped and is_finite(values["param_norm"])):
             raise DivergedError(f"The loss of step {record.step} is {values['loss']}. {_KEPT}", _HINT)
         most = self._learner.max_consecutive_skips
-        if most is not None and self._in_a_row >= most:
+        if most is not None and in_a_row >= most:
             reason = "their gradients are not finite, or above `skip_step_gradient_norm_value`"
-            text = f"The last {self._in_a_row} steps up to step {record.step} were skipped: {reason}."
+            text = f"The last {in_a_row} steps up to step {record.step} were skipped: {reason}."
             hint = f"{_HINT} `max_consecutive_skips` is the limit."
             raise DivergedError(f"{text} {_KEPT}", hint)
 

@@ -78,8 +78,8 @@ class TrainingRun:
         self.eval_positions, self.evaluated_step = self._eval_positions(), 0
         newest = self.store.latest_step()
         self.resumes, self.last_step = newest is not None, newest or 0
-        lines = list(read_lines(run_dir.path / FILE_NAME, sample=True)) if self.resumes else []
-        self.is_copy, self.eval_lines = not lines, [line for line in lines if line["split"] != TRAIN]
+        self.lines = list(read_lines(run_dir.path / FILE_NAME, sample=True)) if self.resumes else []
+        self.is_copy = not self.lines
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None, created: Future[TrainState] | None) -> TrainState:
@@ -123,10 +123,11 @@ class TrainingRun:
         with goodput.time(COMPILE):
             train_step, state, first_batch = self._compile(warm_start)
         self.last_step = goodput.first_step = goodput.step = int(state.step)
-        self.eval_lines = [line for line in self.eval_lines if line["step"] <= self.last_step]
+        lines = [line for line in self.lines if line["step"] <= self.last_step]
+        self.divergence = DivergenceCheck(self.task.train.learner, self.last_step, int(state.skipped_steps), lines)
+        self.lines = [line for line in lines if line["split"] != TRAIN]  # those of train steps may be large
         self.meter = self._meter()
         self.writers = self._writers(self.last_step if self.resumes else 0)
-        self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         goodput.switch(STEP)
         with self.watchdog:
             try:
@@ -235,11 +236,11 @@ class TrainingRun:
 
     def _logged_splits(self, step: int) -> set[str]:
         """The splits of `metrics.jsonl` that have a line of `step`."""
-        return {line["split"] for line in self.eval_lines if line["step"] == step}
+        return {line["split"] for line in self.lines if line["step"] == step}
 
     def early_stop(self) -> str | None:
         """Why the run ends before its last step, by its evaluations so far; None = it does not."""
-        return self.task.early_stopping_fn.reason(self.eval_lines, self.last_step)
+        return self.task.early_stopping_fn.reason(self.lines, self.last_step)
 
     def _evaluate(self, step: int, state: TrainState, logged: Set[str] = frozenset()) -> None:
         """Evaluates, and writes the metrics of all splits but those in `logged`."""
@@ -262,7 +263,7 @@ class TrainingRun:
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self._write(step, values, split)
-                self.eval_lines.append({"step": step, "split": split, **values})
+                self.lines.append({"step": step, "split": split, **values})
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:

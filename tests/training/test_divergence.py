@@ -55,6 +55,19 @@ def test_too_many_skipped_steps_in_a_row_end_the_run() -> None:
     DivergenceCheck(Learner(max_consecutive_skips=None), 0, 0).check_record(record(10**6, skipped=10**6))
 
 
+def test_skipped_steps_before_a_resume_count(tmp_path: pathlib.Path) -> None:
+    """A run that was stopped more often than its limit of skipped steps never ended."""
+    lines = [record(step, skipped).values | {"step": step} for step, skipped in ((1, 0), (10, 5), (20, 15), (30, 25))]
+    check = DivergenceCheck(Learner(max_consecutive_skips=25), 33, 28, [*lines, {"step": 5, "loss": 1.0}])
+    check.check_record(record(34, skipped=29))
+    with pytest.raises(DivergedError, match="last 25 steps up to step 35"):
+        check.check_record(record(35, skipped=30))
+    skips = {"skip_step_gradient_norm_value": 1e-9, "max_consecutive_skips": 5}
+    train(tmp_path / "a", steps=4, **skips)
+    with pytest.raises(DivergedError, match="last 5 steps up to step 6 were skipped"):
+        train(tmp_path / "a", steps=9, **skips)
+
+
 def test_a_run_whose_steps_are_all_skipped_ends_and_keeps_sound_checkpoints(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DivergedError, match="last 3 steps up to step 3 were skipped"):
         train(tmp_path / "a", steps=9, skip_step_gradient_norm_value=1e-9, max_consecutive_skips=3)
