@@ -330,7 +330,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     unused = family.defaults["sliding_window"] if family.pattern else None  # transformers needs one with `layer_types`
     size = model.dims_per_head or model.model_dims // model.num_heads
     # The default of transformers' config class may be outside the vocabulary; the model would not load.
-    found = {"architectures": [family.architecture], "model_type": kind, "pad_token_id": None}
+    found: dict[str, Any] = {"architectures": [family.architecture], "model_type": kind, "pad_token_id": None}
     found |= {key: getattr(model, field) for key, field in family.sizes.items()}
     if kind == "gpt2":
         return found | {
@@ -374,8 +374,8 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         found["query_pre_attn_scalar"] = size if scale is None else round(scale**-2)
     if "rope_local_base_freq" in family.defaults:
         found["rope_local_base_freq"] = local.attention.rotary.max_timescale
-    if "global_scaling" in family.traits:  # of `rope_theta`, transformers 5 gives sliding windows the default
-        plain = {"rope_type": "default", "rope_theta": attention.rotary.max_timescale}
+    if "global_scaling" in family.traits and "rope_theta" in found:  # transformers 5 ignores it in sliding windows
+        plain = {"rope_type": "default", "rope_theta": found["rope_theta"]}
         found["rope_parameters"] = {_LOCAL: plain, _GLOBAL: plain | found.get("rope_scaling", {})}
     return found
 
