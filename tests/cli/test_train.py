@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -172,6 +173,29 @@ def test_eval_watch_waits_for_the_first_checkpoint(trained, tmp_path, monkeypatc
     assert out.startswith("step 20 · ") and out.count("\n") == 1
     assert run(app, ["eval", str(tmp_path / "late"), "--watch", "--step", "20"]) == 2
     assert "--watch evaluates every checkpoint, and --step one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_eval_watch_tells_that_no_process_trains(trains, trained, tmp_path, monkeypatch, caplog):
+    import paxcli
+    from paxcli.cli.main import app, run
+    from paxcli.inference import trained as module
+
+    caplog.set_level("INFO", "pax")
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.1)
+    copy, evaluate = shutil.copytree(trained[0], tmp_path / "copy"), paxcli.Run.evaluate
+    hidden = (copy / "checkpoints" / "20").rename(copy / "checkpoints" / "hidden")
+
+    def evaluate_before_the_next(self, step, *more):
+        metrics = evaluate(self, step, *more)
+        if step == 10:
+            threading.Timer(2.0, hidden.rename, [copy / "checkpoints" / "20"]).start()
+        return metrics
+
+    monkeypatch.setattr(paxcli.Run, "evaluate", evaluate_before_the_next)
+    with RunDir(copy).lock() if trains else contextlib.nullcontext():
+        assert run(app, ["eval", str(copy), "--watch"]) == 0
+    assert caplog.text.count(f"No process trains in {copy}: waiting") == (0 if trains else 1)
 
 
 def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monkeypatch, capsys):
