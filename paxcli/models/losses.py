@@ -44,7 +44,7 @@ def _xent_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, A
     logits, labels = primals
     xent = _xent(logits, labels)
     shares = jnp.exp(logits.astype(jnp.float32) - _label_logit(logits, labels) - xent[..., None])
-    slope = shares - jax.nn.one_hot(labels, logits.shape[-1])
+    slope = shares - jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
     return xent, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
 
 

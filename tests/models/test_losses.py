@@ -56,6 +56,12 @@ def test_the_first_of_equal_logits_is_the_most_likely_token(dtype):
         np.testing.assert_array_equal(jax.jit(cross_entropy)(one, ids)[1], jnp.argmax(one, axis=-1) == ids)
 
 
+def test_its_gradient_has_the_dtype_of_the_logits_in_64_bits_too():
+    with jax.enable_x64(True):
+        logits, labels = jnp.ones((2, 3), jnp.float32), jnp.zeros(2, jnp.int32)
+        assert jax.grad(lambda x: cross_entropy(x, labels)[0].sum())(logits).dtype == jnp.float32
+
+
 def test_small_losses_are_exact():
     logits = jnp.array([[12.0, 0.0, -3.0]])
     expected = np.log1p(np.exp(-12.0) + np.exp(-15.0))
