@@ -323,8 +323,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             raise DamagedCheckpoint(message, self._hint_other_steps(step)) from error
 
     def _hint_other_steps(self, step: int) -> str:
-        others = [other for other in self.steps() if other != step]
-        if not others:
+        if not (others := [other for other in self.steps() if other != step]):
             return "There is no other checkpoint; start a new run, or restore this one from a backup."
         hint = f"Other checkpoints: {format_steps(others)}."
         if older := [other for other in others if other < step]:

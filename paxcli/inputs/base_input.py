@@ -130,8 +130,7 @@ class BaseInput(Configurable, abc.ABC):
 
     def element_spec(self) -> NestedMap:
         """Shape and dtype of every field of a batch, as `jax.ShapeDtypeStruct`."""
-        batch = self.peek()
-        if batch is None:
+        if (batch := self.peek()) is None:
             self.refuse("there are no batches left, so its element spec is unknown.", "Call `reset` first.", DataError)
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
 

@@ -98,8 +98,7 @@ def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None
     if metric not in names:
         raise ConfigError(f"No run has a metric `{metric}`.", names_hint(metric, names))
     for run in runs:
-        curves = series(run, metric)
-        if not curves:
+        if not (curves := series(run, metric)):
             raise DataError(f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave it out.")
         steps = [step for curve in curves for step in curve.steps]
         values = [value for curve in curves for value in finite(curve.values)]

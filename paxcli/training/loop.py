@@ -76,8 +76,11 @@ class TrainingRun:
         evals = [source for source in session.experiment.eval_inputs if not source.reset_for_eval]
         self.continued = {_split(source): source for source in evals}
         self.eval_positions, self.evaluated_step = self._eval_positions(), 0
-        newest = self.store.latest_step()
-        self.resumes, self.last_step = newest is not None, newest or 0
+        newest, model = self.store.latest_step(), self.task.model
+        # Imported weights have neither adapters nor the copy that DPO compares with: training starts from them.
+        is_import = newest == 0 and (model.lora is not None or model.keeps_reference)
+        self.imported = WarmStart(os.fspath(run_dir.path), 0) if is_import else None
+        self.resumes, self.last_step = newest is not None and not is_import, newest or 0
         self.lines = list(read_lines(run_dir.path / FILE_NAME, sample=True)) if self.resumes else []
         self.is_copy = not self.lines
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
@@ -381,7 +384,7 @@ def train(
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
             with explain_out_of_memory(session, run_dir.profile):
-                run.run(warm_start, goodput)
+                run.run(warm_start or run.imported, goodput)
         except PaxError:
             run_dir.check_in_place()  # if the directory was renamed, that is the cause
             raise

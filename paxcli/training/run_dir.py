@@ -123,7 +123,7 @@ class RunDir:
         raise MissingError(f"The run directory {self.path} was renamed, deleted or replaced during the run.", hint)
 
     def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was saved, here or on local disks: the same on every machine of a job.
+        """Whether training saved a checkpoint, here or on local disks: the same on every machine of a job.
 
         Raises:
           MissingError: Their directory is a link to one that is not there.
@@ -132,7 +132,7 @@ class RunDir:
 
         if os.path.islink(self.checkpoints) and not self.checkpoints.exists():
             raise MissingError(f"{self.checkpoints} is a broken link.", "Mount its file system, or delete the link.")
-        return bool(CheckpointStore(self.checkpoints).steps()) or (self.checkpoints / RECORD).exists()
+        return any(CheckpointStore(self.checkpoints).steps()) or (self.checkpoints / RECORD).exists()
 
     def original_config(self) -> dict[str, Any]:
         """Path → value of the config that this run started with; empty for a new run.
@@ -182,8 +182,7 @@ class RunDir:
         # Without a checkpoint in the run directory, all are local ones.
         kept = () if CheckpointStore(self.checkpoints).steps() else ("checkpoint.local_directory",)
         unsafe = [path for path in changed if path in now and (path in kept or not is_at_or_below(path, safe))]
-        refused = unsafe if allow_changed else changed
-        if not refused:
+        if not (refused := unsafe if allow_changed else changed):
             return
         hint = "Give another `--run-dir`, or undo the change."
         if not unsafe:

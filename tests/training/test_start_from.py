@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -10,12 +12,16 @@ import optax
 import pytest
 from etils import epath
 
+import paxcli as pax
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.reading import named_leaves
 from paxcli.errors import ConfigError
 from paxcli.optim.from_optax import Optax
-from paxcli.training.session import open_session
-from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
+from paxcli.training.progress import Reporter
+from paxcli.training.run_dir import RunDir
+from paxcli.training.session import open_session, state_shapes
+from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start, write_run
 
 
 @pytest.mark.parametrize("factory", [optax.contrib.schedule_free_sgd, optax.contrib.prodigy], ids=lambda f: f.__name__)
@@ -68,3 +74,34 @@ def test_layers_in_another_form_are_refused(tmp_path: pathlib.Path) -> None:
             with pytest.raises(ConfigError, match="would start at random values") as refused:
                 load_warm_start(state, WarmStart(str(tmp_path)), session.experiment.task)
             assert "`scan`" in refused.value.hint
+
+
+@pytest.mark.parametrize("overlay", ["lora", "dpo"])
+def test_a_run_of_imported_weights_takes_adapters_and_a_reference(tmp_path: pathlib.Path, overlay: str) -> None:
+    """As one that starts from it in another directory; until it has saved a checkpoint, it takes any recipe."""
+    pairs = [{"prompt": f"{i}?", "chosen": f"{i}!", "rejected": "no"} for i in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    small = {"num_layers": 1, "model_dims": 32, "hidden_dims": 32, "max_seq_len": 32, "random_seed": 1}
+    small |= {"num_train_steps": 2, "global_batch_size": 4, "eval_inputs": [], "learning_rate": 0.1}
+    plain = pax.load("tiny", set=small)
+    shapes, chance = state_shapes(plain.config), np.random.default_rng(0)
+    arrays = {
+        f"params.{name}": chance.normal(size=x.shape, scale=0.1) for name, x in named_leaves(shapes.params).items()
+    }
+    arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
+    write_run(plain.config, plain.yaml(), tmp_path / "imported", shapes, arrays)
+    shutil.copytree(tmp_path / "imported", tmp_path / "source")
+    files = {"train_input.files": [str(tmp_path / "pairs.jsonl")]} if overlay == "dpo" else {}
+    tuned = pax.load("tiny", overlays=overlay, set=small | files)
+
+    def train(name: str, recipe: pax.Recipe, **options: object) -> pax.Run:
+        return pax.train(recipe, tmp_path / name, progress=Reporter(), **options)
+
+    RunDir(tmp_path / "imported").describe(
+        plain.config, plain.yaml()
+    )  # as a start that was stopped before its first save
+    found, expected = train("imported", tuned), train("other", tuned, init_from=tmp_path / "source")
+    assert found.metrics()["loss"].tolist() == expected.metrics()["loss"].tolist()
+    jax.tree.map(np.testing.assert_array_equal, found.params(), expected.params())
+    longer = pax.load("tiny", overlays=overlay, set=small | files | {"num_train_steps": 4})
+    assert train("imported", longer, allow_changed=True).metrics()["step"].tolist() == [1, 2, 4]
