@@ -53,8 +53,7 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
     sides = Layers.of_stacks("{}", model.num_layers), pax_layers(params, model.num_layers)
     layout = Layout(rules, *(layers.with_parts(parts) for layers in sides)).only(params)
     if left := layout.without_rule(params):
-        hint = "Switch that off. `lora` and `dpo` follow an import: import without, and train with `--from RUN_DIR`."
-        raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", hint)
+        raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", "Switch that off.")
     return layout
 
 

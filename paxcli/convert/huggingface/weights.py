@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import math
 import os
@@ -78,9 +79,11 @@ def import_huggingface(
     if differences := differing_fields(config, found):
         problem = f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}."
         raise ConfigError(problem, "Choose the recipe of this model, or leave it out: pax makes one from config.json.")
-    shapes = state_shapes(config)
-    layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
+    config = copy.deepcopy(config)
     model, is_multimodal = config.task.model, found is not content
+    model.lora = model.dpo = None  # what they add is new when training starts from the weights
+    shapes = state_shapes(config)
+    layout = huggingface_layout(family, model, named_leaves(shapes.params))
     base = Safetensors(resolve_path(find_model(source, folder.name)))
     tensors = base if adapter is None else MergedTensors(base, adapter, is_multimodal)
     named = text_names(tensors.shapes, is_multimodal)

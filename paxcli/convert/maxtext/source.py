@@ -86,8 +86,7 @@ def _read_config(launch: Launch, path: Path) -> None:
     name = named.rpartition("/")[2]
     if name == BASE:
         return
-    beside = find_beside(path, named)
-    if beside is not None:
+    if (beside := find_beside(path, named)) is not None:
         config = read_yml(read_text(beside), beside)
         below = [dataclasses.replace(pair, line=launch.line) for pair in config.pairs]
         given = {pair.key for pair in launch.pairs}

@@ -72,8 +72,7 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
     rest = [pair for pair in own if pair.key != "base_config"]
     if base is None or base.value in ("", "null"):
         return rest
-    beside = find_beside(path, base.value)
-    if beside is not None:
+    if (beside := find_beside(path, base.value)) is not None:
         given = {pair.key for pair in rest}
         below = _read_with_base(read_text(beside), beside, (*inside, path.resolve()), reports)
         return [pair for pair in below if pair.key not in given] + rest

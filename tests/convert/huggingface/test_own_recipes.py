@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from etils import epath
 from safetensors.numpy import load_file
 
 import paxcli as pax
-from paxcli.checkpoint.reading import named_leaves
+from paxcli.checkpoint.reading import named_leaves, read_manifest
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values
-from paxcli.errors import ConfigError
 from paxcli.training.session import state_shapes
 from paxcli.training.start_from import write_run
 from tests.convert.huggingface.directories import CONFIGS, write_directory
@@ -81,10 +81,12 @@ def test_layers_for_multi_token_prediction_are_left_out(tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize("field", ["lora", "dpo"])
-def test_adapters_and_the_copy_of_dpo_follow_an_import(field: str, tmp_path: pathlib.Path):
+def test_a_recipe_with_adapters_or_dpo_imports_the_weights_alone(field: str, tmp_path: pathlib.Path):
     source = write_directory(tmp_path / "hf", "llama2")
-    pax.import_weights(source, tmp_path / "run")
-    recipe = pax.load(f"{tmp_path}/run", set={f"task.model.{field}": field.capitalize()})
-    with pytest.raises(ConfigError, match="no tensor for") as raised:
-        pax.import_weights(source, tmp_path / "other", recipe=recipe)
-    assert "--from RUN_DIR" in str(raised.value.hint)
+    pax.import_weights(source, tmp_path / "plain")
+    recipe = pax.load(f"{tmp_path}/plain", set={f"task.model.{field}": field.capitalize()})
+    pax.import_weights(source, tmp_path / "run", recipe=recipe)
+    assert pax.load(f"{tmp_path}/run").config.task.model == recipe.config.task.model
+    saved = [read_manifest(epath.Path(tmp_path / name / "checkpoints" / "0")) for name in ("run", "plain")]
+    found, expected = ({name: x for name, x in one.arrays.items() if name.startswith("params.")} for one in saved)
+    assert found == expected
