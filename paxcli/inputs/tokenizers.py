@@ -264,7 +264,8 @@ class HuggingFaceTokenizer(_NamedTokens):
             return found
         raise DataError(f"{self.path} has no token `{token}`.", "Use a token of its vocabulary.")
 
-    vocab_size = property(lambda self: self._model.get_vocab_size())
+    # The largest id and one: some vocabularies skip ids.
+    vocab_size = functools.cached_property(lambda self: max(self._model.get_vocab().values(), default=-1) + 1)
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
 
     @functools.cached_property

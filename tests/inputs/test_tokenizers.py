@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError, DataError, PaxError
-from paxcli.inputs import tokenizing
+from paxcli.inputs import token_files, tokenizing
 from paxcli.inputs.documents import BadRecords, Reading
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.tokenizers import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer
@@ -285,3 +285,13 @@ def test_the_truncation_and_padding_of_the_last_call_in_transformers_are_ignored
     library.save(str(hugging_face_file))
     tokenizer = HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="</s>")
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT and len(tokenizer.encode_chat(TEXT)[0]) == 9
+
+
+def test_ids_that_a_vocabulary_skips_count(hugging_face_file):
+    content = json.loads(hugging_face_file.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["<last>"] = last = len(vocab) + 70_000
+    hugging_face_file.write_text(json.dumps(content))
+    tokenizer = HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="<last>")
+    assert (tokenizer.eos_id, tokenizer.vocab_size) == (last, last + 1)
+    assert token_files.TokenFileInfo.of(tokenizer).dtype == "uint32"
