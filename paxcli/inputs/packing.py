@@ -84,7 +84,9 @@ class PackedTokens:
             inside = lasts[np.searchsorted(lasts, first) : np.searchsorted(lasts, first + len(chunk))]
             total = zlib.crc32(np.delete(chunk, inside - first).data, total)
         padding = -self.num_tokens % self.seq_len + 1
-        for part in (np.full(padding, self.pad_id, self.tokens.dtype), self.starts, self.loss_weights):
+        # Texts end with the same token, conversations and what is left of truncated ones do not.
+        ends = None if self.loss_weights is None else self.tokens[lasts]
+        for part in (np.full(padding, self.pad_id, self.tokens.dtype), self.starts, self.loss_weights, ends):
             if part is not None:
                 total = zlib.crc32(np.ascontiguousarray(part).data, total)
         return total if self.packing == CONCAT else zlib.crc32(self.packing.encode(), total)

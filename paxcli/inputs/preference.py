@@ -65,8 +65,7 @@ class PreferenceInput(ChatInput):
         return super().num_rows() // self.chats_per_record
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        pairs = np.where(numbers < 0, -1, 2 * numbers), np.where(numbers < 0, -1, 2 * numbers + 1)
-        chosen, rejected = map(self.corpus.rows, pairs)
+        chosen, rejected = (self.corpus.rows(np.where(numbers < 0, -1, 2 * numbers + side)) for side in (0, 1))
         return NestedMap({**chosen, REJECTED: rejected})
 
 

@@ -308,6 +308,18 @@ def test_a_position_saved_with_another_template_is_rejected(tmp_path):
         chatml(tmp_path, chat_template=None).set_state(state)
 
 
+@pytest.mark.parametrize(
+    ("answers", "seq_len"), [("YN", 64), (("long Yes", "long Nes"), len("odd?long "))], ids=["last", "truncated"]
+)
+def test_a_position_saved_with_another_last_label_is_rejected(answers, seq_len, tmp_path):
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    files = [write(tmp_path / f"{i}.jsonl", [{"prompt": "odd?", "response": each}]) for i, each in enumerate(answers)]
+    first, second = (chat_input(file, chat_template=template, seq_len=seq_len) for file in files)
+    assert (first.get_next().labels != second.get_next().labels).sum() == 1
+    with pytest.raises(DataError, match="has changed since"):
+        second.set_state(first.get_state())
+
+
 def test_inspection_shows_the_loss_mask(tmp_path):
     records = [{"messages": [*_turn("Hi", "Hello"), *_turn("Bye", "Ciao")]}, {"prompt": "A", "response": "B"}]
     found = inspect_batches(chat_input(write(tmp_path / "a.jsonl", records), batch_size=1), 1)
