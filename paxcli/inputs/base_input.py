@@ -53,7 +53,7 @@ class BaseInput(Configurable, abc.ABC):
       reset: Restarts the stream.
       get_state, set_state: Save and restore the position, for resuming a run and for `peek`.
       element_spec: Optional. The default reads one batch and returns its shapes and dtypes.
-      check_data, ids_to_strings, special_tokens, prompt_template, example_metrics: Optional.
+      derive_fields, check_data, ids_to_strings, special_tokens, prompt_template, example_metrics: Optional.
 
     A subclass of a concrete input may override `get_next` alone, to change the batches of its parent. Its
     `element_spec` is then the default one, not the parent's.
@@ -99,6 +99,13 @@ class BaseInput(Configurable, abc.ABC):
         self.num_infeed_hosts = self.num_infeed_hosts or 1
         if self.name is None:
             self.name = "train" if self.is_training else "input"
+        self.derive_fields()
+
+    def derive_fields(self) -> None:
+        """Sets fields of this input, and of inputs that it reads, that follow from its other fields.
+
+        It is called at the start, and again after an input that reads this one has set its fields.
+        """
 
     @abc.abstractmethod
     def get_next(self) -> NestedMap:

@@ -130,11 +130,13 @@ class C4Input(SeqIOInput):
     feature_converter: Features | None = None  # pyrefly: ignore
 
     def __post_init__(self) -> None:
-        if self.split_name is None:
-            self.split_name = "train" if self.is_training else "validation"
-        if self.feature_converter is None:
-            self.feature_converter = LanguageModelFeatures(pack=self.is_training, reverse_bos_padding=True)
+        self._split, self._converter = self.split_name, self.feature_converter
         super().__post_init__()
+
+    def derive_fields(self) -> None:
+        self.split_name = self._split or ("train" if self.is_training else "validation")
+        converter = self._converter or LanguageModelFeatures(pack=self.is_training, reverse_bos_padding=True)
+        self.feature_converter = converter
 
     @functools.cached_property
     def task(self) -> Any:

@@ -43,14 +43,17 @@ class MixtureInput(RandomAccessInput):
     vocab_size: Derived[PositiveInt | None] = None
 
     def __post_init__(self) -> None:
+        self._has_seed = [each.input_random_seed is not None for each in self.inputs]
         super().__post_init__()
+
+    def derive_fields(self) -> None:
         for number, each in enumerate(self.inputs):
             for field in _SHARED_FIELDS:
                 setattr(each, field, getattr(self, field))
             for field in ("seq_len", "vocab_size"):
                 if getattr(each, field, 0) is None:
                     setattr(each, field, getattr(self, field))
-            if each.input_random_seed is None:
+            if not self._has_seed[number]:
                 each.input_random_seed = (self.seed + number) % 2**32
             if each.name in ("input", "train"):
                 each.name = f"{self.name}.{number}"

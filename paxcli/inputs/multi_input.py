@@ -33,8 +33,7 @@ class MultiInput(BaseInput):
     inputs: dict[str, BaseInput] = dataclasses.field(default_factory=dict)
     default_input: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def derive_fields(self) -> None:
         for name, child in self.inputs.items():
             child.name = f"{self.name}_{name}"
             for field in ("num_infeed_hosts", "infeed_host_index", "is_training", "reset_for_eval"):
@@ -42,6 +41,7 @@ class MultiInput(BaseInput):
             child.eval_loop_num_batches, child.repeat = self.eval_loop_num_batches, self.repeats
             if child.input_random_seed is None:
                 child.input_random_seed = self.input_random_seed
+            child.derive_fields()
 
     def validate(self) -> None:
         super().validate()

@@ -257,8 +257,7 @@ class SeqIOInput(StreamInput):
         """
         has_bos = not getattr(self.feature_converter, "reverse_bos_padding", False)
         bos_id = getattr(self.feature_converter, "bos_id", 0) if has_bos else None
-        targets = self.task.output_features.get("targets")
-        if targets is None:
+        if (targets := self.task.output_features.get("targets")) is None:
             hint = "Add it to the task."
             self.refuse("its task has no feature `targets`, whose vocabulary would read its ids.", hint)
         return VocabularyTokenizer(targets.vocabulary, bos_id)
@@ -329,8 +328,7 @@ class SeqIOInput(StreamInput):
 
     def _target_text(self, example: Mapping[str, Any]) -> str:
         """The original text of the targets, or the decoded ids."""
-        text = example.get("targets_pretokenized")
-        if text is None:
+        if (text := example.get("targets_pretokenized")) is None:
             text = self.text_tokenizer.decode(example["targets"])
         return text.decode("utf-8") if isinstance(text, bytes) else text
 

@@ -108,14 +108,12 @@ class TextInput(RandomAccessInput):
         return language_spec(self.batch_size, self.seq_len)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        tokenizer = self._decoding_tokenizer
-        if tokenizer is None:
+        if (tokenizer := self._decoding_tokenizer) is None:
             return super().ids_to_strings(ids, lengths, key)
         return [tokenizer.decode(row[:length]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
     def special_tokens(self) -> dict[int, str]:
-        tokenizer = self._decoding_tokenizer
-        if tokenizer is None:
+        if (tokenizer := self._decoding_tokenizer) is None:
             return {self._token_info.pad_id: "<pad>", self._token_info.eos_id: "<eos>"}
         named = {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>", tokenizer.bos_id: "<bos>"}
         return {**tokenizer.special_tokens_by_id, **{token: name for token, name in named.items() if token is not None}}

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
+from paxcli.inputs.c4 import C4Input
+from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.multi_input import MultiInput
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.text import TextInput
@@ -64,3 +66,28 @@ def test_one_input_has_epochs_and_several_do_not(make):
     for wrong in ({"inputs": {}}, {"inputs": {"a": synthetic(), "b": synthetic()}, **EPOCH}, {"batch_size": 3}):
         with pytest.raises(ConfigError):
             MultiInput(**wrong).validate()
+
+
+@pytest.mark.parametrize("kind", [MixtureInput, MultiInput])
+def test_settings_reach_inputs_of_inputs(kind, tmp_path):
+    (tmp_path / "a.txt").write_text("".join(map(chr, range(33, 120))) * 9)
+
+    def read(seed, hosts=1, host=0):
+        text = TextInput(files=[f"{tmp_path}/a.txt"], batch_size=12 // hosts, seq_len=4)
+        nested = {MixtureInput: {"inputs": [text], "weights": [1], "batch_size": 12 // hosts, "seq_len": 4}}
+        child = kind(**nested.get(kind, {"inputs": {"text": text}}))
+        sharing = {"num_infeed_hosts": hosts, "infeed_host_index": host}
+        data = MultiInput(inputs={"child": child}, is_training=True, input_random_seed=seed, **sharing)
+        (ids,) = (ids for name, ids in data.get_next().flatten_items() if name.endswith(".ids"))
+        return ids.reshape(-1, 4)
+
+    alone = TextInput(files=[f"{tmp_path}/a.txt"], batch_size=12, seq_len=4, is_training=True, input_random_seed=3)
+    np.testing.assert_array_equal(read(3), alone.get_next().ids)
+    np.testing.assert_array_equal(np.concatenate([read(3, 2, host) for host in range(2)]), read(3))
+    assert (read(4) != read(3)).any()
+
+
+@pytest.mark.parametrize("given", [None, "validation"])
+def test_c4_in_training_has_the_split_of_training(given):
+    child = MultiInput(inputs={"c4": C4Input(split_name=given)}, is_training=True).inputs["c4"]
+    assert (child.split_name, child.feature_converter.pack) == (given or "train", True)
