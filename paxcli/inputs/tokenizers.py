@@ -340,12 +340,10 @@ class TiktokenTokenizer(_NamedTokens):
         return {self._model.encode_single_token(token): token for token in self._model.special_tokens_set}
 
     def encode(self, text: str) -> np.ndarray:
-        cuts = [0, *(found.end() for found in _LONG_SPACE.finditer(text)), len(text)]
-        parts = (text[start:end] for start, end in itertools.pairwise(cuts))
-        return np.asarray([i for part in parts for i in self._model.encode_ordinary(part)], np.int32)
+        return np.asarray([i for part in _split_long_space(text) for i in self._model.encode_ordinary(part)], np.int32)
 
     def encode_chat(self, text: str) -> Encoded:
-        ids = self._model.encode(text, allowed_special="all")
+        ids = [i for part in _split_long_space(text) for i in self._model.encode(part, allowed_special="all")]
         starts = np.asarray(self._model.decode_with_offsets(ids)[1], np.int64)
         ends = np.maximum(np.append(starts[1:], len(text)), starts + 1)  # tokens may share a character
         return np.asarray(ids, np.int32), np.stack([starts, ends], axis=1)
@@ -353,6 +351,11 @@ class TiktokenTokenizer(_NamedTokens):
     def decode(self, ids: np.ndarray) -> str:
         first_special = self._model.n_vocab - len(self._model.special_tokens_set)
         return self._model.decode([int(i) for i in ids if i < first_special])
+
+
+def _split_long_space(text: str) -> list[str]:
+    cuts = [0, *(found.end() for found in _LONG_SPACE.finditer(text)), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 def hugging_face_fields(path: Path) -> dict[str, str]:

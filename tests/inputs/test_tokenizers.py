@@ -125,6 +125,8 @@ def test_tiktoken_encodes_long_whitespace(ranks_file):
     tokenizer = TiktokenTokenizer(path=str(ranks_file))
     text = "a" + " " * 1_000_000 + "b"  # tiktoken itself ends with a panic
     assert tokenizer.decode(tokenizer.encode(text)) == text
+    ids, offsets = tokenizer.encode_chat(text)
+    assert ids.tolist() == tokenizer.encode(text).tolist() and offsets[-1, 1] == len(text)
 
 
 def test_tiktoken_has_the_special_tokens_of_llama_3_or_others(ranks_file):
