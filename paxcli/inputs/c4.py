@@ -67,8 +67,7 @@ class C4(Configurable):
         seqio = load("seqio")
         if self.tfds_name is not None:
             return seqio.TfdsDataSource(self.tfds_name, tfds_data_dir=str(self.path), splits=[split])
-        files = sorted(map(str, epath.Path(str(self.path)).expanduser().glob(f"*{split}*.json.gz")))
-        if not files:
+        if not (files := sorted(map(str, epath.Path(str(self.path)).expanduser().glob(f"*{split}*.json.gz")))):
             hint = "Set `path` to the directory of C4's files, and `split_name` to a part of their names."
             raise DataError(f"No file matches {self.path}/*{split}*.json.gz.", hint)
         return seqio.FileDataSource(self._records, {split: files})

@@ -99,8 +99,7 @@ class LingvoGenerator:
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str) -> list[str]:
         """Decodes ids [B, T] with the tokenizer named `key`, or the only one."""
-        tokenizers = getattr(self._lingvo, "tokenizer_dict", {})
-        if not tokenizers:
+        if not (tokenizers := getattr(self._lingvo, "tokenizer_dict", {})):
             return [" ".join(map(str, row[:length])) for row, length in zip(ids, lengths, strict=True)]
         name = key if key in tokenizers else None
         texts = self._lingvo.IdsToStrings(np.asarray(ids, np.int32), np.asarray(lengths, np.int32), key=name)

@@ -175,7 +175,7 @@ def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: To
       bad: The errors of skipped records, complete once all documents are read.
     """
     dtype = _DTYPES[info.dtype]
-    starts, num_tokens, checksum = [0], 0, 0
+    starts, checksum = [0], 0
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _sibling(path, _PARTIAL)
     with partial.open("wb") as file:
@@ -183,13 +183,13 @@ def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: To
             content = ids.astype(dtype, copy=False).tobytes()
             file.write(content)
             checksum = zlib.crc32(content, checksum)
-            num_tokens += len(ids)
             starts.append(starts[-1] + len(ids) - 1)
     partial.replace(path)
     index = np.array(starts, "<i8").tobytes()
     _sibling(path, _INDEX).write_bytes(index)
-    info = dataclasses.replace(info, num_documents=len(starts) - 1, num_tokens=num_tokens, bad_records=bad)
-    info = dataclasses.replace(info, checksum=checksum, index_checksum=zlib.crc32(index))
+    # Each document has one token without a label.
+    counts = {"num_documents": len(starts) - 1, "num_tokens": starts[-1] + len(starts) - 1}
+    info = dataclasses.replace(info, **counts, bad_records=bad, checksum=checksum, index_checksum=zlib.crc32(index))
     partial.write_text(json.dumps(dataclasses.asdict(info), indent=1))
     partial.replace(_sibling(path, _SIDECAR))
 

@@ -264,8 +264,7 @@ class HuggingFaceTokenizer(_NamedTokens):
             return found
         raise DataError(f"{self.path} has no token `{token}`.", "Use a token of its vocabulary.")
 
-    # The largest id and one: some vocabularies skip ids.
-    vocab_size = functools.cached_property(lambda self: max(self._model.get_vocab().values(), default=-1) + 1)
+    vocab_size = property(lambda self: _count_ids(self._model))
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
 
     @functools.cached_property
@@ -395,6 +394,12 @@ def _read_hugging_face(path: str, content: str) -> Any:
     found.no_truncation()  # settings of the last call, which transformers writes to the file
     found.no_padding()
     return found
+
+
+@functools.lru_cache(maxsize=4)  # like the models: a tokenizer is built for each file of conversations
+def _count_ids(model: Any) -> int:
+    """The largest id of a `tokenizers.Tokenizer`, and one: some vocabularies skip ids."""
+    return max(model.get_vocab().values(), default=-1) + 1
 
 
 def _file(path: str | None) -> Path:
