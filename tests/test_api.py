@@ -235,6 +235,13 @@ def test_parameters_are_arrays_by_name(run):
     assert set(run.params()) == {"embedding", "final_norm", "stack"}
 
 
+def test_a_checkpoint_is_evaluated_as_saved_although_its_parameters_were_changed(run):
+    metrics, params = run.evaluate(), run.params()
+    params["embedding"]["table"] = 2 * params["embedding"]["table"]
+    del params["final_norm"]
+    assert run.evaluate() == metrics and "final_norm" in run.params()
+
+
 def test_paths_may_be_path_objects(run, tmp_path):
     (tmp_path / "small.yaml").write_text("task.model.num_layers: 1\n")
     assert pax.load("tiny", overlays=tmp_path / "small.yaml").values["task.model.num_layers"].value == 1

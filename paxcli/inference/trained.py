@@ -245,12 +245,15 @@ class TrainedRun:
         return self._last_decoder[1]
 
     def params(self, step: int) -> dict:
-        """The parameters to evaluate: their moving averages, if the recipe keeps them. The last ones stay loaded."""
+        """The parameters to evaluate: their moving averages, if the recipe keeps them. The last ones stay loaded.
+
+        The dicts are new ones, so that a caller may change them.
+        """
         with _TURN:
             if self._held is None or self._held[0] != step:
                 self._held = self._last_decoder = None  # frees the memory first
                 self._held = step, self._load(step)
-            return self._held[1]
+            return jax.tree.map(lambda leaf: leaf, self._held[1])
 
     def _metrics(self, step: int, inputs: Sequence[BaseInput]) -> dict[str, dict[str, float]]:
         combine, mesh = self._session.experiment.task.metrics, self._session.mesh
