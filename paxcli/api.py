@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paxcli.training.run_dir import RunDir
 
 PathLike = str | os.PathLike[str]
-Paths = PathLike | Sequence[str]
+Paths = PathLike | Sequence[PathLike]
 
 
 class Recipe:
@@ -110,8 +110,8 @@ def _recipe(recipe: Recipe | PathLike) -> Recipe:
 
 
 def _several(values: PathLike | Mapping[str, Any] | Sequence[Any]) -> Sequence[Any]:
-    one = os.fspath(values) if isinstance(values, os.PathLike) else values
-    return [one] if isinstance(one, str | Mapping) else one
+    several = [values] if isinstance(values, str | os.PathLike | Mapping) else values
+    return [os.fspath(value) if isinstance(value, os.PathLike) else value for value in several]
 
 
 class Run:
@@ -191,7 +191,7 @@ class Run:
         from paxcli.metrics.curves import check_metric, default_metrics, draw, read_runs, save_figure
 
         runs = read_runs([self, *others])
-        metrics = _several(metrics) or default_metrics(runs)
+        metrics = _several(metrics or ()) or default_metrics(runs)
         for metric in metrics:
             check_metric(runs, metric, log)
         figure = draw(runs, metrics, smoothing, log)
@@ -219,19 +219,18 @@ class Run:
           tasks: Tasks, groups or tags of lm-eval to evaluate on instead.
           **settings: Of tasks: `tasks_dir`, `limit`, `num_fewshot` and `apply_chat_template`, as of `pax eval`.
 
-        Returns:
-          Input or task name → metric → value.
+        Returns input or task name → metric → value.
 
         Raises:
           DataError, ConfigError: The checkpoint, input or task does not exist, or the arguments cannot be combined.
         """
-        step, tasks = self.step(step), _several(tasks)
+        step, tasks = self.step(step), _several(tasks or ())
         if files and tasks:
             raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
         if settings and not tasks:
             raise ConfigError(f"`{min(settings)}` is a setting of tasks, and there is no task.", "Give it `tasks`.")
         if not tasks:
-            return self._trained.evaluate(step, _several(files))
+            return self._trained.evaluate(step, _several(files or ()))
         from paxcli.inference.harness import find_tasks
 
         return self._trained.run_tasks(step, tasks, find_tasks(tasks, settings.pop("tasks_dir", None)), **settings)

@@ -247,6 +247,7 @@ def test_paths_may_be_path_objects(run, tmp_path):
     assert pax.load("tiny", overlays=tmp_path / "small.yaml").values["task.model.num_layers"].value == 1
     (tmp_path / "a.txt").write_text("def f(): pass\n" * 20)
     assert set(run.evaluate(files=tmp_path / "a.txt")) == {"files"}
+    assert set(run.evaluate(files=tmp_path.glob("*.txt"))) == {"files"}
     with pytest.raises(pax.DataError, match="nowhere has no checkpoint"):
         pax.train("tiny-synthetic", tmp_path / "run", init_from=tmp_path / "nowhere", progress=Reporter())
 
