@@ -190,6 +190,7 @@ class Run:
         """
         from paxcli.metrics.curves import check_metric, default_metrics, draw, read_runs, save_figure
 
+        check_range("log", log, Literal["", "x", "y", "xy"])
         runs = read_runs([self, *others])
         metrics = _several(metrics or ()) or default_metrics(runs)
         for metric in metrics:

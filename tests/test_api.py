@@ -279,6 +279,8 @@ def test_a_run_is_plotted(run, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(png) and figure._repr_png_().startswith(png)
     with pytest.raises(pax.ConfigError, match="No run has a metric"):
         run.plot(metrics=["lost"])
+    with pytest.raises(pax.ConfigError, match="log must be one of .*x, y, xy, not z"):
+        run.plot(log="z")
     assert [axes.get_ylabel() for axes in run.plot(metrics="accuracy").axes] == ["accuracy"]
 
 

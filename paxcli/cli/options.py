@@ -93,5 +93,6 @@ OverlayOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON. Default: text.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]
 # A `Path` would drop a slash of gs://.
+RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, shown together.")]
 RunDirOption = Annotated[str | None, typer.Option(metavar="DIR", help="The run directory. Default: runs/RECIPE.")]
 StepOption = Annotated[int | None, typer.Option(min=0, help="Which checkpoint. Default: the latest.")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.options import DryRunOption, JsonOption, RunDirsArgument
 from paxcli.cli.output import say_result
 from paxcli.log import use_color
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from paxcli.metrics.curves import RunMetrics
 
-RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, plotted together.")]
 MetricOption = Annotated[
     list[str] | None,
     typer.Option("--metric", metavar="NAME", help="Metric to plot. Repeatable. Default: loss and log_pplx."),

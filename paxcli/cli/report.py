@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.options import DryRunOption, JsonOption, RunDirsArgument
 from paxcli.cli.output import say_result
 
-RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, compared.")]
 _OUT = "Page to write. Default: RUN_DIR/report.html for one run, else report.html."
 OutOption = Annotated[str | None, typer.Option(metavar="FILE", help=_OUT)]
 
