@@ -126,12 +126,12 @@ class Run:
         `seconds` and `eval`. None in a run that was opened by its path, and on every process of a job but process 0.
     """
 
-    def __init__(self, path: PathLike, recipe: Recipe | None = None):
-        """Opens the run in `path`. `recipe`: None = the recipe that it was trained with, if that is not Python code."""
+    def __init__(self, path: PathLike, recipe: Recipe | PathLike | None = None):
+        """Opens the run in `path`. `recipe`: or what `load` takes; None = the run's own, if that is not Python code."""
         self.path = os.fspath(path)
         self.result: dict[str, Any] | None = None
         if recipe is not None:
-            self.recipe = recipe
+            self.recipe = _recipe(recipe)
 
     @functools.cached_property
     def recipe(self) -> Recipe:

@@ -229,6 +229,7 @@ def test_a_run_opened_by_its_path_is_the_same(run):
     ours, theirs = jax.tree.leaves(run.params()), jax.tree.leaves(again.params(4))
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert again.evaluate() == run.evaluate()
+    assert pax.Run(run.path, "tiny").config == pax.load("tiny").config
 
 
 def test_parameters_are_arrays_by_name(run):
