@@ -155,7 +155,7 @@ class TrainedRun:
     def watch(self) -> Iterator[int]:
         """The step of every checkpoint, as it appears, up to the last training step or an early stop."""
         task, seen = self._session.experiment.task, -1
-        rule, path, told = task.early_stopping_fn, self._run_dir.path / FILE_NAME, False
+        rule, path, is_logged = task.early_stopping_fn, self._run_dir.path / FILE_NAME, False
         while True:
             # Training may have deleted some meanwhile, and another process may see others.
             while (later := agree(min((step for step in self.steps() if step > seen), default=-1))) >= 0:
@@ -164,7 +164,7 @@ class TrainedRun:
             is_last = seen >= task.train.num_train_steps or rule.reason(read_lines(path, sample=True), seen) is not None
             if agree(is_last):
                 return
-            if not told and (told := self._is_idle()):
+            if not is_logged and (is_logged := self._is_idle()):
                 log.info("No process trains in %s: waiting until one saves another checkpoint.", self._run_dir.path)
             time.sleep(_POLL_SECONDS)
 
