@@ -100,18 +100,17 @@ class Job:
         with Repeater(lambda: self._report_changes(others, known), max(_STATUS_SECONDS, 2.0 * len(others))):
             ended = {first: self._follow_worker(first, on_text)}
         deadline = time.monotonic() + _EXIT_SECONDS
-        waiting = list(others)
+        waiting: dict[Worker, dict[str, Any]] = dict.fromkeys(others, {})
         while waiting:
-            for worker, answer in self.status(waiting).items():
-                if answer["state"] != "running":
-                    ended[worker] = answer
-            waiting = [worker for worker in waiting if worker not in ended]
+            answers = self.status([*waiting])
+            waiting = {w: answer for w, answer in answers.items() if answer["state"] in ("running", "unreachable")}
+            ended |= {w: answer for w, answer in answers.items() if w not in waiting}
             if time.monotonic() > deadline:
                 break
             if waiting:
                 self.gcloud.sleep(2.0)
-        for worker in waiting:
-            self.say(f"worker {worker} is still running; stop it: pax provision stop {self.target.name}")
+        for worker, answer in waiting.items():
+            self.say(f"worker {worker} is still {describe(answer)}; stop it: pax provision stop {self.target.name}")
         failed = [
             (answer.get("ended", math.inf), worker) for worker, answer in ended.items() if answer.get("code", LOST)
         ]

@@ -167,7 +167,8 @@ def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     assert any(path.name.isdigit() for path in (tmp_path / "run/checkpoints").iterdir())
 
 
-def test_the_worker_that_failed_first_gives_the_exit_code(cloud):
+def test_the_worker_that_failed_first_gives_the_exit_code(cloud, monkeypatch):
+    monkeypatch.setattr(jobs, "_EXIT_SECONDS", 0.0)
     job = Watched(prepare(cloud, slices=2))
     lost = {"state": "unreachable", "tail": ""}
     ended = {"state": "ended", "tail": "a mistake"}
@@ -181,3 +182,12 @@ def test_the_worker_that_failed_first_gives_the_exit_code(cloud):
         job.status = lambda workers, other=other: dict.fromkeys(workers, other)
         assert job.follow(lambda *_: None) == code
     assert [line for line in job.news if "failed first" in line] == ["worker 1.0 failed first: exit code 2\na mistake"]
+
+
+def test_a_worker_that_does_not_answer_at_the_end_is_asked_again(cloud):
+    job = Watched(prepare(cloud, slices=2))
+    ended = {"state": "ended", "code": 0, "ended": 1.0, "tail": ""}
+    answers = [{"state": "unreachable", "tail": "no route to host"}, ended]
+    job._follow_worker = lambda worker, on_text: ended
+    job.status = lambda workers: dict.fromkeys(workers, answers.pop(0))
+    assert job.follow(lambda *_: None) == 0 and not answers and not job.news
