@@ -15,7 +15,7 @@ from paxcli.cli.provision import NameArgument, ProjectOption, ZoneOption, find, 
 from paxcli.cli.remote import show, watch
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import Gcloud, find_gcloud
-from paxcli.cloud.jobs import Job, describe, latest_job
+from paxcli.cloud.jobs import Job, describe, find_job
 from paxcli.cloud.values import check, check_worker
 from paxcli.cloud.workers import find_workers, select
 from paxcli.errors import ConfigError, RemoteError
@@ -177,8 +177,7 @@ def _job(name: str, job: str | None, zone: str | None, project: str | None) -> J
     gcloud = Gcloud()
     target = find(name, zone, project)
     workers = find_workers(target, gcloud)
-    job = job or latest_job(target, workers[0], gcloud)
-    return Job(target, job, workers, gcloud, log.info)
+    return Job(target, find_job(job, target, workers[0], gcloud), workers, gcloud, log.info)
 
 
 def _hand_over(argv: list[str], dry_run: bool, as_json: bool) -> None:

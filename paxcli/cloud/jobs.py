@@ -118,7 +118,7 @@ class Job:
             return LOST if waiting else 0
         _, culprit = min(failed)
         answer = ended[culprit]
-        if culprit != first:
+        if culprit != first or answer["state"] != "ended":  # the output of worker 0 was shown
             self.say(f"worker {culprit} failed first: {describe(answer)}\n{answer.get('tail', '')}".rstrip())
         return int(answer.get("code", LOST))
 
@@ -185,15 +185,17 @@ def start_script(name: str, arguments: Sequence[Argument], files: Mapping[str, s
     return f"exec {PYTHON} -m paxcli.cloud.supervisor start {shlex.quote(spec)}"
 
 
-def latest_job(target: Target, worker: Worker, gcloud: Gcloud) -> str:
-    """The name of the job that is running on a worker, or of the last one.
+def find_job(name: str | None, target: Target, worker: Worker, gcloud: Gcloud) -> str:
+    """The name of a job on a worker. None: the job that is running, or the last one.
 
     Raises:
-      ConfigError: No job was ever started.
+      ConfigError: No such job was ever started.
     """
-    answer = ask(target, worker, f"exec {PYTHON} -m paxcli.cloud.supervisor latest", gcloud)
-    if not answer.get("job"):
-        raise ConfigError(f"No job was ever started on {target.name}.", f"pax train RECIPE --on {target.name}")
+    question = f"status {check('job', name)}" if name else "latest"
+    answer = ask(target, worker, f"exec {PYTHON} -m paxcli.cloud.supervisor {question}", gcloud)
+    if answer["state"] == "unknown":
+        what, hint = (f"job {name}", "Leave out --job") if name else ("job", f"pax train RECIPE --on {target.name}")
+        raise ConfigError(f"No {what} was ever started on {target.name}.", hint)
     return check("job", answer["job"])
 
 

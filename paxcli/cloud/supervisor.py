@@ -82,7 +82,9 @@ def status(job: str) -> dict[str, Any]:
         ended = json.loads((folder / "exit.json").read_text())
         tail = _read(folder / "stderr", -_TAIL)[0] if ended["code"] else ""
         return {"job": job, "state": "ended", **ended, "tail": tail}
-    return {"job": job, "state": "running" if is_running else "lost"}
+    if is_running:
+        return {"job": job, "state": "running"}
+    return {"job": job, "state": "lost", "tail": "The machine went down, or the job's supervisor was killed."}
 
 
 def follow(job: str, out: int, err: int, once: bool = False) -> None:

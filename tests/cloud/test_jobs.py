@@ -106,6 +106,23 @@ def test_arguments_arrive_unchanged(cloud, tmp_path):
     assert spec["arguments"][3:] == words
 
 
+@pytest.mark.parametrize("verb", ["attach", "logs", "stop"])
+def test_a_job_that_was_never_started_is_an_error(cloud, verb):
+    prepare(cloud)
+    for words, message in [((), "No job was ever"), (("--job", "nosuch"), "No job nosuch was ever")]:
+        result = CliRunner().invoke(app, ["provision", verb, "demo", *words])
+        assert isinstance(result.exception, ConfigError) and message in result.exception.message
+
+
+def test_a_lost_job_is_reported(cloud):
+    job = Watched(prepare(cloud))
+    job.start(["--version"], {})
+    assert job.watch() == 0
+    (cloud.root / "workers/demo-w0/.pax/jobs/job-1/exit.json").unlink()
+    assert job.watch() == 4
+    assert job.news == ["worker 0.0 failed first: lost\nThe machine went down, or the job's supervisor was killed."]
+
+
 def _spec_of(cloud):
     for call in cloud.calls:
         command = next((word for word in call if word.startswith("--command=") and "supervisor start" in word), None)
