@@ -23,6 +23,7 @@ _POLL, _HEARTBEAT = 0.2, 10.0
 _CHUNK = 1 << 16
 _LOCK_TRIES = 20
 _TAIL = 4000
+_EXIT_BYTES = 100  # reserved on the disk for the exit code
 
 
 def start(spec: dict[str, Any]) -> dict[str, Any]:
@@ -45,6 +46,7 @@ def start(spec: dict[str, Any]) -> dict[str, Any]:
     (folder / "files").mkdir(parents=True)
     for name, text in spec["files"].items():
         (folder / "files" / Path(name).name).write_text(text)
+    (folder / "exit.part").write_text(" " * _EXIT_BYTES)
     # A pair (file name, suffix) is the path of a shipped file on this worker; other arguments are unchanged.
     arguments = [word if isinstance(word, str) else f"{folder}/files/{word[0]}{word[1]}" for word in spec["arguments"]]
     os.truncate(lock, 0)
@@ -69,7 +71,9 @@ def _supervise(folder: Path, command: list[str], ready: int) -> None:
     (folder / "pid").write_text(str(process.pid))
     os.close(ready)
     code = process.wait()
-    _write_atomically(folder / "exit.json", {"code": code if code >= 0 else 128 - code, "ended": time.time()})
+    with open(folder / "exit.part", "r+") as file:  # overwrites: the disk may be full now
+        json.dump({"code": code if code >= 0 else 128 - code, "ended": time.time()}, file)
+    (folder / "exit.part").replace(folder / "exit.json")
 
 
 def status(job: str) -> dict[str, Any]:
@@ -158,12 +162,6 @@ def _read(path: Path, start: int, whole_lines: bool = False) -> tuple[str, int]:
     if whole_lines or len(data) == _CHUNK:
         data = data[: data.rfind(b"\n") + 1] or (data if len(data) == _CHUNK else b"")
     return data.decode(errors="replace"), start + len(data)
-
-
-def _write_atomically(path: Path, value: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value))
-    part.replace(path)
 
 
 def _answer(answer: dict[str, Any]) -> None:

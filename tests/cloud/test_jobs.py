@@ -123,6 +123,14 @@ def test_a_lost_job_is_reported(cloud):
     assert job.news == ["worker 0.0 failed first: lost\nThe machine went down, or the job's supervisor was killed."]
 
 
+def test_the_exit_code_is_written_over_a_reserved_block(cloud):
+    """So that a disk which the job filled does not lose it."""
+    job = Watched(prepare(cloud))
+    job.start(["recipes", "show", "nosuch"], {})
+    assert job.watch() == 2
+    assert (cloud.root / "workers/demo-w0/.pax/jobs/job-1/exit.json").stat().st_size == 100
+
+
 def _spec_of(cloud):
     for call in cloud.calls:
         command = next((word for word in call if word.startswith("--command=") and "supervisor start" in word), None)
