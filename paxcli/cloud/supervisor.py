@@ -7,6 +7,7 @@ files are in `~/.pax/jobs/JOB`. The supervisor of the running job holds the lock
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +125,18 @@ def stop(job: str, name: str) -> dict[str, Any]:
     now = status(job)
     if now["state"] == "running" and (JOBS / job / "pid").exists():
         pid = int((JOBS / job / "pid").read_text())
-        try:
-            if name == "KILL":
-                os.killpg(pid, signal.SIGKILL)
-            else:
-                os.kill(pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
+        for process in _session(pid) if name == "KILL" else (pid,):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL if name == "KILL" else signal.SIGTERM)
     return now
+
+
+def _session(leader: int) -> Iterator[int]:
+    """The processes that a process started, itself first. The run of `--restarts` has a process group of its own."""
+    for process in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process) == leader:
+                yield process
 
 
 def latest() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from paxcli import __version__
 from paxcli.cli.main import app
-from paxcli.cloud import jobs
+from paxcli.cloud import jobs, supervisor
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.jobs import Job
@@ -129,6 +129,22 @@ def test_the_exit_code_is_written_over_a_reserved_block(cloud):
     job.start(["recipes", "show", "nosuch"], {})
     assert job.watch() == 2
     assert (cloud.root / "workers/demo-w0/.pax/jobs/job-1/exit.json").stat().st_size == 100
+
+
+def test_a_killed_job_leaves_no_process(tmp_path, monkeypatch):
+    """Not even one in a process group of its own, as the run of `pax train --restarts` has."""
+    (tmp_path / "job-1").mkdir()
+    monkeypatch.setattr(supervisor, "JOBS", tmp_path)
+    monkeypatch.setattr(supervisor, "status", lambda job: {"state": "running"})
+    child = "import subprocess; subprocess.Popen(['sleep', '60'], process_group=0); print('on', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", child], text=True, start_new_session=True, **pipes) as parent:
+        (tmp_path / "job-1/pid").write_text(str(parent.pid))
+        assert parent.stdout.readline() == "on\n"
+        supervisor.stop("job-1", "KILL")
+        started = time.monotonic()
+        assert parent.stdout.read() == "" and time.monotonic() - started < 30  # the sleeping process has it too
+    assert parent.returncode == -signal.SIGKILL
 
 
 def _spec_of(cloud):
