@@ -143,7 +143,7 @@ class Gcloud:
 
 def is_not_found(error: RemoteError) -> bool:
     """Whether gcloud failed because the resource does not exist."""
-    return re.search(r"NOT_FOUND|\b404\b|was not found", error.message) is not None
+    return re.search(r"NOT_FOUND|(?<!-)\b404\b|was not found", error.message) is not None  # not a name such as run-404
 
 
 def find_gcloud() -> str:

@@ -113,6 +113,13 @@ def test_deleting_what_is_gone_is_no_error(cloud):
     assert len(cloud.calls_with("delete")) == 2 and states.look(TWO, Gcloud()).phase is Phase.GONE
 
 
+def test_what_may_not_be_deleted_is_not_gone(cloud):
+    refused = "PERMISSION_DENIED: Permission denied on 'projects/p/locations/z/queuedResources/run-404'"
+    cloud.play("delete run-404", f"ERROR: (gcloud.compute.tpus.queued-resources.delete) {refused}")
+    with pytest.raises(RemoteError, match="PERMISSION_DENIED"):
+        states.delete(Target("run-404", "us-central2-b", queued=True), Gcloud())
+
+
 def test_waits_for_every_slice():
     ready = {"state": "READY", "networkEndpoints": [{}, {}]}
     assert states._combine_nodes([ready, ready]).workers == (2, 2)
