@@ -44,10 +44,6 @@ class Target:
         if self.project is not None:
             check("project", self.project)
 
-    def node(self, index: int) -> str:
-        """The node name of one slice."""
-        return f"{self.name}-{index}" if self.slices > 1 else self.name
-
     def location_options(self) -> list[str]:
         """gcloud's options for the zone and project."""
         return [f"--zone={self.zone}"] + ([f"--project={self.project}"] if self.project else [])

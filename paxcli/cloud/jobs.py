@@ -66,9 +66,7 @@ class Job:
         """
         script = start_script(self.name, arguments, files)
         answers = on_each(self.workers, lambda worker: self._ask(worker, script))
-        busy = next(
-            (answer["busy"] for answer in answers.values() if isinstance(answer, dict) and "busy" in answer), None
-        )
+        busy = [answer["busy"] for answer in answers.values() if isinstance(answer, dict) and "busy" in answer]
         failed = {worker: answer for worker, answer in answers.items() if isinstance(answer, PaxError)}
         if not busy and not failed:
             return
@@ -77,7 +75,7 @@ class Job:
         if busy:
             name = self.target.name
             hint = f"pax provision attach {name}, or pax provision stop {name}"
-            raise ConfigError(f"{name} is busy with job {busy}.", hint)
+            raise ConfigError(f"{name} is busy with job {busy[0]}.", hint)
         worker, error = next(iter(failed.items()))
         missing = "No such file" in error.message and ".pax/venv" in error.message
         hint = f"pax install --on {self.target.name}" if missing else error.hint
@@ -111,12 +109,10 @@ class Job:
                 self.gcloud.sleep(2.0)
         for worker, answer in waiting.items():
             self.say(f"worker {worker} is still {describe(answer)}; stop it: pax provision stop {self.target.name}")
-        failed = [
-            (answer.get("ended", math.inf), worker) for worker, answer in ended.items() if answer.get("code", LOST)
-        ]
+        failed = sorted(worker for worker, answer in ended.items() if answer.get("code", LOST))
         if not failed:
             return LOST if waiting else 0
-        _, culprit = min(failed)
+        culprit = min(failed, key=lambda worker: ended[worker].get("ended", math.inf))
         answer = ended[culprit]
         if culprit != first or answer["state"] != "ended":  # the output of worker 0 was shown
             self.say(f"worker {culprit} failed first: {describe(answer)}\n{answer.get('tail', '')}".rstrip())

@@ -53,11 +53,15 @@ class Status:
         return self.state + (f" ({self.detail})" if self.detail else "")
 
 
-def slices_of(described: Mapping[str, Any]) -> int:
-    """The number of slices of a queued resource."""
-    specs = (described.get("tpu") or {}).get("nodeSpec") or []
-    counts = [int((spec.get("multisliceParams") or {}).get("nodeCount", 0)) for spec in specs]
-    return max([len(specs), *counts, 1])
+def nodes_of(described: Mapping[str, Any], name: str) -> list[str]:
+    """The node names of a queued resource's slices; if pax did not create it, they may differ from its `name`."""
+    nodes = []
+    for spec in (described.get("tpu") or {}).get("nodeSpec") or []:
+        if params := spec.get("multisliceParams"):
+            nodes += [f"{params.get('nodeIdPrefix') or name}-{index}" for index in range(int(params["nodeCount"]))]
+        else:
+            nodes.append(spec.get("nodeId") or name)
+    return nodes or [name]
 
 
 def types_of(described: Mapping[str, Any]) -> set[str]:
@@ -84,7 +88,7 @@ def _status(target: Target, described: Mapping[str, Any] | None, gcloud: Gcloud)
     status = queued_status(described)
     if status.phase is not Phase.READY:
         return status
-    nodes = [gcloud.find(commands.describe_node(target, target.node(index))) for index in range(target.slices)]
+    nodes = [gcloud.find(commands.describe_node(target, node)) for node in nodes_of(described, target.name)]
     return _combine_nodes([node or {"state": "CREATING"} for node in nodes])
 
 
@@ -222,7 +226,7 @@ def _check_kind(target: Target, described: Mapping[str, Any] | None, gcloud: Gcl
 
 
 def _check_shape(order: Order, described: Mapping[str, Any]) -> None:
-    target, slices, types = order.target, slices_of(described), types_of(described)
+    target, slices, types = order.target, len(nodes_of(described, order.target.name)), types_of(described)
     if slices != target.slices or types - {order.accelerator.type}:
         exists = f"{slices} x {', '.join(sorted(types)) or 'a type that Google does not name'}"
         wanted = f"{target.slices} x {order.accelerator.type}"

@@ -16,7 +16,7 @@ from paxcli.cloud import commands
 from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud, read_setting
-from paxcli.cloud.states import slices_of, types_of
+from paxcli.cloud.states import nodes_of, types_of
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError
 
@@ -98,7 +98,7 @@ def find_target(
         return queued
     described = gcloud.find(commands.describe(queued))
     if described is not None:
-        return dataclasses.replace(queued, slices=slices_of(described), accelerator=_known_type(described))
+        return dataclasses.replace(queued, slices=len(nodes_of(described, name)), accelerator=_known_type(described))
     single = Target(name, zone, project)
     described = gcloud.find(commands.describe(single))
     if described is None:

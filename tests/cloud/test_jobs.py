@@ -33,9 +33,9 @@ def prepare(cloud, slices=1, workers=1) -> Target:
     target = Target("demo", "us-central2-b", "my-project", queued=True, slices=slices)
     resource = {"kind": "queued-resources", "slices": slices, "states": ["ACTIVE"], "type": "v5litepod-1"}
     cloud.write(resources={"demo": resource}, workers=workers)
-    for number in range(slices):
+    for node in [f"demo-{number}" for number in range(slices)] if slices > 1 else ["demo"]:
         for index in range(workers):
-            python = cloud.root / "workers" / f"{target.node(number)}-w{index}" / ".pax/venv/bin/python"
+            python = cloud.root / "workers" / f"{node}-w{index}" / ".pax/venv/bin/python"
             python.parent.mkdir(parents=True)
             path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
             python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} "$@"\n')

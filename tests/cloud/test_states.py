@@ -136,6 +136,27 @@ def test_waits_for_every_slice():
     assert states._combine_nodes([ready | {"health": "UNHEALTHY_MAINTENANCE"}]).phase is Phase.WAITING
 
 
+@pytest.mark.parametrize(
+    "spec, nodes",
+    [
+        ({"nodeId": "my-node"}, {"my-node"}),
+        ({"multisliceParams": {"nodeCount": 2, "nodeIdPrefix": "part"}}, {"part-0", "part-1"}),
+        ({"multisliceParams": {"nodeCount": 2}}, {"demo-0", "demo-1"}),
+    ],
+)
+def test_nodes_have_the_names_that_google_has(spec, nodes):
+    """In Google's documentation, the name of a queued resource and that of its node differ."""
+
+    class Named(Gcloud):
+        def find(self, argv):
+            if "queued-resources" in argv:
+                return {"state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": [spec]}}
+            return {"state": "READY"} if argv[5] in nodes else None
+
+    status = states.look(Target("demo", "us-central2-b", queued=True, slices=len(nodes)), Named())
+    assert (status.phase, len(status.workers)) == (Phase.READY, len(nodes))
+
+
 def test_a_timeout_is_an_error(cloud):
     cloud.write(states=[["ACCEPTED"]])
     ensure()
