@@ -25,7 +25,7 @@ from paxcli.cloud.workers import Repeater, Worker, on_each, run_script
 from paxcli.errors import ConfigError, PaxError, RemoteError
 
 PYTHON = '"$HOME/.pax/venv/bin/python"'
-_MAX_SPEC_BYTES = 96_000  # Linux takes no argument longer than 128 KiB.
+_MAX_SCRIPT_BYTES = 128_000  # Linux takes no argument longer than 128 KiB.
 _STATUS_SECONDS = 30.0
 _RECONNECT_SECONDS = 600.0
 _EXIT_SECONDS = 120.0
@@ -175,10 +175,11 @@ class Job:
 def start_script(name: str, arguments: Sequence[Argument], files: Mapping[str, str]) -> str:
     """The script that starts a job on a worker. An argument with a shipped file is a pair (file name, suffix)."""
     spec = json.dumps({"job": check("job", name), "arguments": arguments, "files": files}, ensure_ascii=False)
-    if len(spec.encode()) > _MAX_SPEC_BYTES:
+    script = f"exec {PYTHON} -m paxcli.cloud.supervisor start {shlex.quote(spec)}"
+    if len(shlex.quote(script).encode()) > _MAX_SCRIPT_BYTES:  # `commands.ssh` quotes it once more
         hint = "Copy them with pax provision scp … --worker all and pass their absolute path on the workers."
         raise ConfigError("The files are too large to be sent with the command.", hint)
-    return f"exec {PYTHON} -m paxcli.cloud.supervisor start {shlex.quote(spec)}"
+    return script
 
 
 def find_job(name: str | None, target: Target, worker: Worker, gcloud: Gcloud) -> str:

@@ -162,9 +162,11 @@ def test_a_worker_without_pax_has_the_install_hint(cloud):
     assert error.value.hint == "pax install --on demo"
 
 
-def test_files_that_are_too_large_are_an_error():
+@pytest.mark.parametrize("text", ["x" * 130_000, "x = 'it'\n" * 4000])
+def test_files_that_are_too_large_are_an_error(text):
+    """Each of the quotes is 17 characters in the argument."""
     with pytest.raises(ConfigError, match="too large"):
-        jobs.start_script("job-1", ["train"], {"a.yaml": "x" * 100_000})
+        jobs.start_script("job-1", ["train"], {"a.py": text})
 
 
 def pax(*words: str, **options) -> subprocess.Popen[str]:
