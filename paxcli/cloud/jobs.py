@@ -130,16 +130,16 @@ class Job:
     def status(self, workers: Sequence[Worker] | None = None) -> dict[Worker, dict[str, Any]]:
         """The job's state on each worker; `unreachable` if a worker does not answer."""
         script = f"exec {PYTHON} -m paxcli.cloud.supervisor status {self.name}"
-        answers = on_each(workers or self.workers, lambda worker: self._ask(worker, script))
+        answers = on_each(self.workers if workers is None else workers, lambda worker: self._ask(worker, script))
         return {
             worker: {"state": "unreachable", "tail": answer.message} if isinstance(answer, PaxError) else answer
             for worker, answer in answers.items()
         }
 
-    def stop(self, signal_name: str = "TERM", workers: Sequence[Worker] | None = None) -> None:
+    def stop(self, signal_name: str = "TERM") -> None:
         """Stops the job: TERM lets it save a checkpoint, KILL does not."""
         script = f"exec {PYTHON} -m paxcli.cloud.supervisor stop {self.name} {signal_name}"
-        on_each(workers or self.workers, lambda worker: self._ask(worker, script))
+        on_each(self.workers, lambda worker: self._ask(worker, script))
 
     def _ask(self, worker: Worker, script: str) -> dict[str, Any]:
         return ask(self.target, worker, script, self.gcloud)

@@ -79,6 +79,7 @@ def test_starting_again_after_a_lost_answer_does_not_run_twice(cloud):
     job = Watched(cloud_target)
     job.start(["--version"], {})
     assert job.watch() == 0 and job.out["stdout"].count("pax") == 1
+    assert job.status([]) == {}  # the workers other than worker 0
 
 
 def test_a_lost_connection_is_reopened_without_repeated_output(cloud):
