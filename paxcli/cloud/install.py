@@ -135,7 +135,7 @@ def _verify(target: Target, results: list[Result], gcloud: Gcloud, partial: set[
     asked = [result.worker for result in results if not result.failed]
     answers = on_each(asked, ask, at_once=None) if asked else {}
     reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, dict)}
-    reference = next(iter(reports.values()), {})
+    reference = next((report for report in reports.values() if "error" not in report), {})
     checked = []
     for result in results:
         answer = answers.get(result.worker)

@@ -14,7 +14,7 @@ import pytest
 import paxcli
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud
-from paxcli.cloud.install import Result, _count_devices, _find_problem, install, install_script
+from paxcli.cloud.install import Result, _count_devices, _find_problem, _verify, install, install_script
 from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
 from paxcli.cloud.workers import Worker
 from paxcli.errors import ConfigError
@@ -177,6 +177,16 @@ def test_a_part_of_a_slice_is_verified_without_its_chips():
     assert (result.failed, result.result) == (False, "installed, chips not checked")
     both = install(target, [chosen, other], package, OneOfTwo(), print)
     assert [result.failed for result in both] == [True, True]
+
+
+def test_a_worker_whose_doctor_fails_is_not_compared_with():
+    class Failing(Gcloud):
+        def run(self, argv, timeout=300, tries=4):
+            return json.dumps({"error": {"message": "no memory"}} if "--worker=0" in argv else doctor())
+
+    results = [Result(Worker(0, index), "installed") for index in (0, 1)]
+    checked = _verify(Target("demo", "us-central2-b"), results, Failing(), set())
+    assert [(each.result, each.failed) for each in checked] == [("no memory", True), ("installed", False)]
 
 
 def test_a_worker_of_no_machine_is_refused(pax_here):
