@@ -30,22 +30,10 @@ OPTIONAL = {
 }
 GCLOUD = "https://cloud.google.com/sdk/docs/install"
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "GLIBC_TUNABLES",
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "JAX_COMPILATION_CACHE_DIR",
-    "JAX_COORDINATOR_ADDRESS",
-    "JAX_ENABLE_X64",
-    "JAX_NUM_PROCESSES",
-    "JAX_PLATFORMS",
-    "JAX_PROCESS_ID",
-    "LD_LIBRARY_PATH",
-    "LIBTPU_INIT_ARGS",
-    "NO_COLOR",
-    "PAX_DEBUG",
-    "XLA_CLIENT_MEM_FRACTION",
-    "XLA_FLAGS",
-)
+    "CUDA_VISIBLE_DEVICES", "GLIBC_TUNABLES", "GOOGLE_APPLICATION_CREDENTIALS", "JAX_COMPILATION_CACHE_DIR",
+    "JAX_COORDINATOR_ADDRESS", "JAX_ENABLE_X64", "JAX_NUM_PROCESSES", "JAX_PLATFORMS", "JAX_PROCESS_ID",
+    "LD_LIBRARY_PATH", "LIBTPU_INIT_ARGS", "NO_COLOR", "PAX_DEBUG", "XLA_CLIENT_MEM_FRACTION", "XLA_FLAGS",
+)  # fmt: skip
 PROBE = """
 import collections, json, jax
 kinds = collections.Counter((device.platform, device.device_kind) for device in jax.local_devices())
@@ -91,13 +79,9 @@ def _version(name: str) -> str | None:
 
 def _devices() -> tuple[list[dict[str, Any]], str | None]:
     """The devices that JAX finds, or why it finds none. Runs in another process: an accelerator may never answer."""
+    argv, pipe = [sys.executable, "-c", PROBE], subprocess.PIPE
     probe = subprocess.Popen(
-        [sys.executable, "-c", PROBE],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
     try:
         output, errors = probe.communicate(timeout=PROBE_SECONDS)

@@ -10,7 +10,7 @@ import typer
 from paxcli.cli.install import FromOption
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption, file_option
 from paxcli.cli.output import say_result
-from paxcli.cli.runs import check_devices, retype_changes
+from paxcli.cli.runs import check_devices, load_recipe, retype_changes
 from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError
 from paxcli.log import log
@@ -53,16 +53,14 @@ def emit(
 
     from paxcli.cloud.emit import TARGETS, Gpus, Task, find_machine
     from paxcli.config.overlay import YAML_SUFFIXES
-    from paxcli.config.resolve import resolve
     from paxcli.training.validate import validate
 
-    resolved = resolve(recipe, overlays or (), sets or ())
+    resolved = load_recipe(recipe, overlays, sets)
     words = ["pax", "train", *retype_changes(overlays, sets)]
     words += [f"--run-dir={run_dir}"] if run_dir else []
-    if image and target not in ("gke", "image"):
-        raise ConfigError(f"--image has no effect with --target {target}.", "Leave it out.")
-    if source != "local" and target != "skypilot":
-        raise ConfigError(f"--from has no effect with --target {target}.", "Leave it out.")
+    for option, given, targets in (("--image", image, ("gke", "image")), ("--from", source != "local", ("skypilot",))):
+        if given and target not in targets:
+            raise ConfigError(f"{option} has no effect with --target {target}.", "Leave it out.")
     machine = find_machine(accelerator)
     task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
     text = TARGETS[target](task)

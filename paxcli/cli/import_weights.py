@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,13 +17,14 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption, directory_option
 from paxcli.cli.output import fail_with_result, say_result
-from paxcli.cli.runs import load_recipe
-from paxcli.errors import ConfigError, DataError
+from paxcli.cli.runs import load_recipe, retype_changes
+from paxcli.errors import ConfigError, DataError, MissingError
 
 if TYPE_CHECKING:
     from paxcli.checkpoint.array_differences import ArrayDifferences
     from paxcli.convert.runs import ImportedWeights
 
+Words = Sequence[str] | None
 HF = "hf:"
 """Prefix of a Hugging Face directory, or of a model on the hub, where a run or a recipe may be named."""
 
@@ -67,28 +71,66 @@ def import_weights(
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
 
 
-def import_once(source: str, run_dir: str, dry_run: bool, options: Sequence[str] = ()) -> bool:
+def import_once(
+    source: str, run_dir: str, recipe: str | None, overlays: Words, sets: Words, dry_run: bool, as_json: bool
+) -> str | None:
     """Imports `hf:DIR` into a run that has no checkpoint, in a process of its own: this one's devices are for training.
 
     Args:
       source: What to import.
       run_dir: The run.
+      recipe: The recipe of the model; None = the import makes one.
+      overlays: Those of the training; what does not fit the recipe is found before the import.
+      sets: The same.
       dry_run: Whether only to print what would happen.
-      options: Those of the recipe; none = the import makes one.
+      as_json: Whether to print that, or a failure, as JSON.
 
     Returns:
-      Whether the run exists afterwards; False after a dry run that would import.
+      The recipe that the import wrote, without what training changed in it; None after a dry run that would import.
+
+    Raises:
+      ConfigError: The run began with other weights, or an overlay or value does not fit the recipe.
+      MissingError: The import was killed.
     """
     from paxcli.checkpoint.manager import CheckpointStore
     from paxcli.training.run_dir import RunDir
+    from paxcli.training.start_from import ORIGIN, SOURCE
 
-    if CheckpointStore(RunDir(run_dir).checkpoints).steps():
-        return True
-    words = ["import", source.removeprefix(HF), "--format", "hf", "--out", run_dir, *(["--dry-run"] if dry_run else [])]
-    done = subprocess.run([sys.executable, "-m", "paxcli", *words, *options], stdout=sys.stderr, check=False)
+    run, name = RunDir(run_dir), source.removeprefix(HF)
+    first, record = run.path / "recipe-1.yaml", run.path / ORIGIN / SOURCE
+    if CheckpointStore(run.checkpoints).steps():
+        began = record.read_text() if record.exists() else "other parameters"
+        if began not in (name, os.path.abspath(name)):
+            hint = f"`pax train {shlex.quote(run_dir)}` resumes it; to start a new run, give another `--run-dir`."
+            raise ConfigError(f"The run {run_dir} began with {began}, not with {name}.", hint)
+        return str(first) if first.exists() else run_dir
+    command = [sys.executable, "-m", "paxcli", "import", name, "--format", "hf", "--out", run_dir]
+    if recipe is not None:
+        command += ["--recipe", recipe, *retype_changes(overlays, sets)]
+    elif overlays or sets:
+        _check_changes(command, overlays, sets)
+    command += [*(["--dry-run"] if dry_run else []), *(["--json"] if as_json else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode < 0:
+        raise MissingError(f"The import was killed by signal {-done.returncode}.", "Memory may have run out.")
+    is_result = as_json if done.returncode else dry_run and recipe is None
+    summary = f"{'Would import' if dry_run else 'Imported'} {name} into {run_dir}.\n"
+    text = summary if as_json and not is_result else done.stdout  # one JSON object is printed: that of the training
+    print(text, end="", file=sys.stdout if is_result else sys.stderr)
     if done.returncode:
         raise typer.Exit(done.returncode)
-    return not dry_run
+    return None if dry_run else run_dir
+
+
+def _check_changes(command: list[str], overlays: Words, sets: Words) -> None:
+    """Raises a ConfigError for what does not fit the recipe that an import would make."""
+    words = [*command, "--dry-run", "--json"]
+    would = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    if would.returncode == 0:  # else the import gives the reason
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+            file.write(json.loads(would.stdout)["recipe"])
+            file.flush()
+            load_recipe(file.name, overlays, sets)
 
 
 def _text(done: ImportedWeights, dry_run: bool) -> str:

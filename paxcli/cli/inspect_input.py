@@ -141,11 +141,10 @@ def _save(path: Path, shown: list[Inspection]) -> None:
 
     if not shown:
         raise ConfigError("The recipe's decode inputs are prompts, not batches.", "Leave out --save.")
-    arrays = {
-        f"{found.name}/{field}" if len(shown) > 1 else field: array
-        for found in shown
-        for field, array in found.batches[0].flatten_items()
-    }
+    arrays = {}
+    for found in shown:
+        prefix = f"{found.name}/" if len(shown) > 1 else ""
+        arrays |= {prefix + field: array for field, array in found.batches[0].flatten_items()}
     file = io.BytesIO()
     np.savez(file, **arrays)
     write_output(path, file.getvalue())

@@ -14,26 +14,14 @@ from paxcli.cli.output import say_result
 from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError
 
-ScriptArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="SCRIPT|KEY=VALUE...", help="A launch script, a MaxText .yml, or keys. Scripts are not run."
-    ),
-]
+_SCRIPT = "A launch script, a MaxText .yml, or keys. Scripts are not run."
+_ARG = "Set a variable of the script, or argument 1, 2, … Repeatable. Default: none."
+_DATE = "MaxText version, by date, whose default values apply. Default: inferred from the keys."
+
+ScriptArgument = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|KEY=VALUE...", help=_SCRIPT)]
 ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="A MaxText model. Default: none.")]
-ArgOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE", help="Set a variable of the script, or argument 1, 2, … Repeatable. Default: none."
-    ),
-]
-DateOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="YYYY-MM-DD",
-        help="MaxText version, by date, whose default values apply. Default: inferred from the keys.",
-    ),
-]
+ArgOption = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help=_ARG)]
+DateOption = Annotated[str | None, typer.Option(metavar="YYYY-MM-DD", help=_DATE)]
 TopologyOption = Annotated[
     str | None, typer.Option(metavar="v4-128", help="One slice. Default: inferred from the keys, flags and file name.")
 ]
@@ -78,13 +66,9 @@ def maxtext_convert(
         return _print_maxtext_command(to_maxtext, as_json)
     from paxcli.convert.maxtext.convert import convert_script, describe
 
+    arguments = dict(map(_parse_argument, arg or []))
     conversions, source = convert_script(
-        script or [],
-        model=model,
-        arguments=dict(_parse_argument(text) for text in arg or []),
-        date=_parse_date(date),
-        topology=topology,
-        slices=slices,
+        script or [], model=model, arguments=arguments, date=_parse_date(date), topology=topology, slices=slices
     )
     files = _output_files(out, len(conversions), python, as_json)
     results = [describe(one, source, python, check, verbose) for one in conversions]
@@ -116,9 +100,8 @@ def _parse_date(text: str | None) -> datetime.date | None:
     except ValueError:
         raise ConfigError(f"`--date {text}` is not a date.", "Write it as 2023-07-21.") from None
     if date is not None and not FIRST_DAY <= date <= LAST_DAY:
-        raise ConfigError(
-            f"Pax knows MaxText of {FIRST_DAY} to {LAST_DAY}, not of {date}.", f"Give `--date {LAST_DAY}`."
-        )
+        problem = f"Pax knows MaxText of {FIRST_DAY} to {LAST_DAY}, not of {date}."
+        raise ConfigError(problem, f"Give `--date {LAST_DAY}`.")
     return date
 
 
@@ -138,13 +121,11 @@ def _output_files(out: Path | None, launches: int, python: bool, as_json: bool) 
 
 
 def _print_maxtext_command(recipe: str, as_json: bool) -> None:
-    from paxcli.config.paths import resolve_path
     from paxcli.config.resolve import resolve
     from paxcli.convert.maxtext.convert import convert_recipe
     from paxcli.convert.maxtext.recipe_to_launch import command_line
 
-    found = resolve_path(recipe)
-    keys, left = convert_recipe(resolve(str(found) if found.is_dir() else recipe))
+    keys, left = convert_recipe(resolve(recipe))
     if left:
         print("MaxText has no key for: " + ", ".join(left), file=sys.stderr)
     command = command_line(keys)

@@ -15,7 +15,7 @@ import typer
 
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.provision import find, say_commands
-from paxcli.cli.runs import check_devices
+from paxcli.cli.runs import check_devices, load_recipe
 from paxcli.cloud import commands
 from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.gcloud import Gcloud
@@ -141,10 +141,7 @@ def _find_mesh(params: dict[str, Any]) -> Mesh | None:
         return None
     import fiddle as fdl
 
-    from paxcli.config.resolve import resolve
-
-    config = resolve(params["recipe"], params.get("overlays") or (), params.get("sets") or ()).config
-    return fdl.build(config.mesh)
+    return fdl.build(load_recipe(params["recipe"], params.get("overlays"), params.get("sets")).config.mesh)
 
 
 def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:

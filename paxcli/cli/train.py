@@ -16,7 +16,7 @@ from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.restarts import keep_restarting
-from paxcli.cli.runs import load_recipe, retype_changes
+from paxcli.cli.runs import load_recipe
 from paxcli.config.paths import default_run_dir
 from paxcli.errors import ConfigError
 from paxcli.metrics.text import values_text
@@ -91,15 +91,18 @@ def train(
         keep_restarting(restarts)
 
     if recipe.startswith(HF):
+        if source is not None or with_optimizer:
+            problem = f"The run starts from the weights of {recipe}, with a new optimizer state."
+            raise ConfigError(problem, "Leave out `--from` and `--with-optimizer`.")
         run_dir = run_dir or default_run_dir(Path(recipe.removeprefix(HF)).resolve().name)
-        if not import_once(recipe, run_dir, dry_run):
+        if (imported := import_once(recipe, run_dir, None, overlays, sets, dry_run, as_json)) is None:
             return
-        recipe = run_dir
+        recipe = imported
     elif source is not None and source.startswith(HF):
         if with_optimizer:
             raise ConfigError("Weights of Hugging Face have no optimizer state.", "Leave out `--with-optimizer`.")
         run_dir = run_dir or default_run_dir(load_recipe(recipe, overlays, sets).name)
-        import_once(source, run_dir, dry_run, ["--recipe", recipe, *retype_changes(overlays, sets)])
+        import_once(source, run_dir, recipe, overlays, sets, dry_run, as_json)
         source = None
     if run_dir is None and is_run_dir(recipe):
         run_dir = recipe

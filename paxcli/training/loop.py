@@ -358,8 +358,7 @@ def train(
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
-        init_from = None if warm_start is None else warm_start.options
-        run_dir.check_start(init_from, run.resumes)
+        run_dir.check_start(warm_start is not None or run.resumes)
         if warm_start is not None and run.resumes:
             report.message(f"{run_dir.path} has checkpoints, so nothing is taken from {warm_start.run_dir}.")
         elif warm_start is not None:
@@ -376,7 +375,7 @@ def train(
             copy_tokenizers(config, run_dir.path)
             if warm_start is not None and not run.resumes:
                 copy_origin(warm_start, run_dir.path)
-            run_dir.describe(config, recipe_text, run_dir.init_from() if run.resumes else init_from)
+            run_dir.describe(config, recipe_text, warm_start.options if warm_start and not run.resumes else None)
         warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
         if warmup > (steps := run.num_train_steps):
             log.info("The run of %d steps ends within the warmup of %d: its rate stays below the peak.", steps, warmup)
@@ -415,7 +414,7 @@ def resume_step(
     with run_dir.lock(dry_run=True):
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    run_dir.check_start(None if warm_start is None else warm_start.options, run_dir.has_checkpoints())
+    run_dir.check_start(warm_start is not None or run_dir.has_checkpoints())
     step = max([*CheckpointStore(run_dir.checkpoints).steps(), *local_steps(run_dir.checkpoints)], default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
     early = rule.reason(read_lines(run_dir.path / FILE_NAME, sample=True), step or 0) is not None

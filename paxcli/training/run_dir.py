@@ -195,20 +195,20 @@ class RunDir:
             return json.loads((self.path / "environment.json").read_text()).get("init_from")
         return None
 
-    def check_start(self, init_from: str | None, resumes: bool) -> None:
+    def check_start(self, has_parameters: bool) -> None:
         """Refuses to start a run with random parameters that began with those of another run, and has no checkpoint.
 
-        `resumes`: Whether it has one.
+        `has_parameters`: Whether the run resumes from a checkpoint, or starts from another run's.
 
         Raises:
           ConfigError: With the options to add.
         """
-        if init_from is None and not resumes and (before := self.init_from()):
+        if not has_parameters and (before := self.init_from()):
             problem = f"{self.path} was started with `{before}`, and has no checkpoint: its parameters would be random."
             raise ConfigError(problem, f"Add `{before}`, or give another `--run-dir`.")
 
     def describe(self, config, recipe_text: str, init_from: str | None = None) -> None:
-        """Writes the recipe, the resolved config, the environment, and with it `init_from`."""
+        """Writes the recipe, the resolved config and the environment, with `init_from`; None = as before."""
         import jax
 
         self._write_recipe(recipe_text)
@@ -223,19 +223,20 @@ class RunDir:
             "num_devices": jax.device_count(),
             "num_processes": jax.process_count(),
             "command": sys.argv,
-            "init_from": init_from,
+            "init_from": init_from or self.init_from(),
         }
         replace_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def _write_recipe(self, text: str) -> None:
         """Writes `recipe.yaml`. If `text` is based on the old `recipe.yaml`, a copy of that stays its base."""
-        own, content = self.path / "recipe.yaml", yaml.safe_load(text)
-        if epath.Path(content["recipe"]) == epath.Path(resolve_path(own)):
+        here, content = epath.Path(resolve_path(self.path)), yaml.safe_load(text)
+        own, base = here / "recipe.yaml", epath.Path(content["recipe"])
+        if base == own:
             more, kept = {**content, "recipe": None}, {**yaml.safe_load(own.read_text()), "recipe": None}
             if len(content) == 1 or more == kept:
                 return
-            taken = {path.name for path in self.path.glob("recipe-*.yaml")}
-            base = next(name for i in itertools.count(1) if (name := f"recipe-{i}.yaml") not in taken)
-            replace_text(self.path / base, own.read_text())
-            text = yaml.safe_dump({**content, "recipe": base}, sort_keys=False, allow_unicode=True)
+            base = next(path for i in itertools.count(1) if not (path := here / f"recipe-{i}.yaml").exists())
+            replace_text(base, own.read_text())
+        if base.parent == here:  # the directory may be moved
+            text = yaml.safe_dump({**content, "recipe": base.name}, sort_keys=False, allow_unicode=True)
         replace_text(own, text)

@@ -31,6 +31,7 @@ from paxcli.training.task import SingleTask
 _LAYER = re.compile(r"layers_\d+")  # a layer of a stack without `scan`; with it, all are in `layers`
 # Directory in a run of the files beside its model's imported weights, which an export writes again.
 ORIGIN = "huggingface"
+SOURCE = "source.txt"  # in it: the directory of the weights, or their name on the hub
 
 
 class WarmStart(NamedTuple):
@@ -133,7 +134,6 @@ def write_run(
       MissingError: The run cannot be written.
     """
     directory = RunDir(run_dir)
-    directory.create()
     root = jax.random.key(config.task.train.random_seed or 0)
     known = {"step": np.int32(step), "key": jax.random.key_data(jax.random.fold_in(root, 1)), **arrays}
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -73,7 +76,7 @@ def test_a_directory_of_hugging_face_is_no_recipe(tmp_path: pathlib.Path, capsys
 def test_training_starts_from_hugging_face_without_a_separate_step(pax, tmp_path: pathlib.Path):
     write_directory(tmp_path / "model", "llama31")
     would = pax("train", "hf:model", *set_options(), "--dry-run")
-    assert would.returncode == 0 and "Would import" in would.stderr, would.stderr
+    assert would.returncode == 0 and "Would import" in would.stdout, would.stderr
     assert not (tmp_path / "runs").exists()
     for _ in range(2):  # the second time resumes, and imports nothing
         done = pax("train", "hf:model", *set_options(), "--json")
@@ -93,3 +96,37 @@ def test_training_starts_from_hugging_face_without_a_separate_step(pax, tmp_path
     other = pax("train", "llama-1b", "--from", "hf:model", "--run-dir", "other", *set_options(*sizes[1:]))
     assert other.returncode == 2 and "num_layers is" in other.stderr, other.stderr
     assert not (tmp_path / "other/recipe.yaml").exists()
+
+
+@pytest.mark.slow
+def test_weights_in_place_of_a_recipe_are_checked_before_and_after_their_import(pax, tmp_path: pathlib.Path):
+    write_directory(tmp_path / "model", "llama31")
+    for words in (["--set", "num_layer=1"], ["--set", "num_layer=1", "--dry-run"], ["--overlay", "none-such"]):
+        wrong = pax("train", "hf:model", *words, "--json")  # found before the import, which may take long
+        assert json.loads(wrong.stdout)["error"]["exit_code"] == wrong.returncode == 2, wrong.stderr
+    for words in (["--from", "runs/a"], ["--with-optimizer"]):
+        both = pax("train", "hf:model", *words)
+        assert both.returncode == 2 and "starts from the weights of hf:model" in both.stderr, both.stderr
+    missing = pax("train", "hf:other", "--json")
+    assert json.loads(missing.stdout)["error"]["exit_code"] == missing.returncode == 5
+    assert not (tmp_path / "runs").exists()
+
+    words = ["train", "hf:model", "--overlay", "lora", *set_options("learning_rate=1")]
+    first = subprocess.Popen([sys.executable, "-m", "paxcli", *words], cwd=tmp_path)
+    while not (tmp_path / "runs/model/config.txt").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    first.kill()  # without a checkpoint of its own
+    first.wait()
+    assert paxcli.Run(tmp_path / "runs/model").steps == [0]
+    done = pax("train", "hf:model", *set_options())
+    assert done.returncode == 0, done.stderr
+    config = paxcli.Run(tmp_path / "runs/model").config
+    assert config.task.model.lora is None and config.task.train.learner.learning_rate < 1
+    lora = pax("train", "hf:model", *set_options(), "--overlay", "lora")
+    assert lora.returncode == 2 and "task.model.lora: None" in lora.stderr, lora.stderr
+    resumed = pax("train", "runs/model")
+    assert resumed.returncode == 0 and "is finished" in resumed.stderr, resumed.stderr
+
+    other = pax("train", "hf:other/model", *set_options())  # by default in the same run directory
+    assert other.returncode == 2 and "began with" in other.stderr and "pax train runs/model" in other.stderr

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
 
+from paxcli.config.paths import copy_file
 from paxcli.config.tree import walk
 from paxcli.convert.huggingface.generation import GENERATION
 from paxcli.errors import DataError
@@ -26,8 +26,7 @@ def carry_files(source: Path, target: Path) -> list[str]:
     found = [name for name in _CARRIED if (source / name).is_file()]
     target.mkdir(parents=True, exist_ok=True)
     for name in found:
-        (target / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source / name, target / name)
+        copy_file(source / name, target / name)
     return found
 
 

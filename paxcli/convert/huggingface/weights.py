@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import find_step
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.config.paths import resolve_path
+from paxcli.config.paths import replace_text, resolve_path
 from paxcli.convert import runs
 from paxcli.convert.huggingface.adapters import ADAPTER_CONFIG, MergedTensors, write_adapter
 from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, model_values, text_decoder
@@ -35,7 +35,7 @@ from paxcli.inputs.hub import find_model
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.experiment import with_derived_sizes
 from paxcli.training.session import state_shapes
-from paxcli.training.start_from import ORIGIN
+from paxcli.training.start_from import ORIGIN, SOURCE
 from paxcli.training.tokenizer_copies import copied_folders, with_copied_tokenizers
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -102,6 +102,7 @@ def import_huggingface(
         write_json(target / CONFIG, found)
         dtypes = {name: x.dtype.name for name, x in checkpoint.arrays().items() if x.dtype.name in DTYPES}
         write_json(target / _OF_TENSORS, dtypes)
+        replace_text(target / SOURCE, os.path.abspath(source) if os.path.exists(source) else os.fspath(source))
         return [*dict.fromkeys((CONFIG, *carried))]
 
     done = runs.import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run, write_files)

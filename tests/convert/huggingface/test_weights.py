@@ -8,7 +8,7 @@ import os
 import pathlib
 import resource
 import shutil
-from typing import Any
+from typing import Any, BinaryIO
 
 import fiddle as fdl
 import jax
@@ -240,7 +240,7 @@ def test_an_export_that_ends_early_can_be_repeated(tmp_path: pathlib.Path, monke
     (target / ".pax-export").mkdir(parents=True)
     (target / ".pax-export/model-00001-of-00009.safetensors").write_bytes(b"of an export that was killed")
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfile", _fill_disk)
+        patch.setattr(shutil, "copyfileobj", _fill_disk)
         with pytest.raises(MissingError, match="No space left on device"):
             pax.export_weights(tmp_path / "run", target)
     assert not list(target.iterdir())
@@ -249,9 +249,9 @@ def test_an_export_that_ends_early_can_be_repeated(tmp_path: pathlib.Path, monke
     assert len({(target / name).stat().st_mode for name in files}) == 1
 
 
-def _fill_disk(source: pathlib.Path, target: pathlib.Path) -> None:
-    pathlib.Path(target).write_bytes(pathlib.Path(source).read_bytes()[:10])
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+def _fill_disk(source: BinaryIO, target: BinaryIO, length: int) -> None:
+    target.write(source.read(10))
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target.name)
 
 
 @pytest.mark.parametrize("circular_repeat", [1, 2])
