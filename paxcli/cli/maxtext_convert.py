@@ -72,9 +72,8 @@ def maxtext_convert(
     )
     files = _output_files(out, len(conversions), python, as_json)
     results = [describe(one, source, python, check, verbose) for one in conversions]
-    for file, result in zip(files, results, strict=False):
-        if not dry_run:
-            write_output(file, result["recipe"].encode())
+    for file, result in zip([] if dry_run else files, results, strict=False):
+        write_output(file, result["recipe"].encode())
     for result in results:
         print(result["report"], file=sys.stderr, end="\n\n")
     verb = "Would write" if dry_run else "Wrote"

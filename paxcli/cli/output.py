@@ -36,8 +36,10 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         code = app(args=options, prog_name="pax", standalone_mode=False)
         return say_interrupted(arguments, code) if code == _INTERRUPTED else code or 0
     except typer.TyperException as error:
-        command = getattr(getattr(error, "ctx", None), "command_path", "pax")
-        return _fail(error.format_message(), usage_hint(options, command), error.exit_code, as_json)
+        context, message = getattr(error, "ctx", None), error.format_message()
+        has_sets = context is not None and any("--set" in param.opts for param in context.command.params)
+        hint = usage_hint(options, context.command_path if context else "pax", message, has_sets)
+        return _fail(message, hint, error.exit_code, as_json)
     except (typer.Abort, KeyboardInterrupt):
         return say_interrupted(arguments, _INTERRUPTED)
     except Exception as error:

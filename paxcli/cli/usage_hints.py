@@ -26,12 +26,18 @@ _VERBS = {
 }
 
 
-def usage_hint(arguments: Sequence[str], command: str) -> str:
+# What other tools have an option for → the field of a recipe.
+_FIELDS = {"lr": "learning_rate", "steps": "num_train_steps", "batch-size": "global_batch_size", "config": "PATH"}
+
+
+def usage_hint(arguments: Sequence[str], command: str, message: str = "", has_sets: bool = False) -> str:
     """The hint of a usage error.
 
     Args:
       arguments: The command line, without `pax`.
       command: The command that failed, such as `pax train`.
+      message: The error's.
+      has_sets: Whether the command has the option `--set`.
     """
     word = arguments[0].lower() if arguments else ""
     verb = next((verb for verb, words in _VERBS.items() if word in words), None)
@@ -41,6 +47,10 @@ def usage_hint(arguments: Sequence[str], command: str) -> str:
     if values:
         sets = " ".join(f"--set {shlex.quote(value)}" for value in values)
         return f"Values are given with `--set`: `{sets}`."
+    option = re.match(r"No such option: --([\w-]+)( \()?", message)  # in brackets: similar options
+    if option and has_sets and (option[1] in _FIELDS or not option[2]):
+        field = _FIELDS.get(option[1], option[1].replace("-", "_"))
+        return f"A recipe's fields are given as `--set {field}=…`, or in `--overlay FILE.yaml`. See `{command} --help`."
     return f"See `{command} --help`."
 
 

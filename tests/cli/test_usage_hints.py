@@ -37,6 +37,18 @@ def test_the_command_line_says_so(pax_here: Pax) -> None:
     assert "`pax decode`" in pax_here("chat", "--json").stdout
 
 
+def test_an_option_of_another_tool_names_the_field_of_the_recipe(pax_here: Pax) -> None:
+    for option, field in (
+        ("--lr", "learning_rate"),
+        ("--batch-size=4", "global_batch_size"),
+        ("--weight-decay", "weight_decay"),
+    ):
+        wrong = pax_here("train", "tiny", option, "8")
+        assert wrong.returncode == 2 and f"`--set {field}=…`" in wrong.stderr, wrong.stderr
+    assert "hint: See `pax train --help`." in pax_here("train", "tiny", "--run-dri", "8").stderr
+    assert "--set" not in pax_here("doctor", "--lr", "8").stderr
+
+
 def test_recipes_that_differ_exit_with_one_when_asked(pax_here: Pax, tmp_path: pathlib.Path) -> None:
     assert pax_here("recipes", "diff", "tiny", "tiny-synthetic", "--exit-code").returncode == 1
     assert pax_here("recipes", "diff", "tiny", "tiny", "--exit-code").returncode == 0
