@@ -10,6 +10,7 @@ import pytest
 
 import paxcli as pax
 from paxcli.errors import DivergedError
+from paxcli.inference.trained import TrainedRun
 from paxcli.metrics.meter import Record
 from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.learner import Learner
@@ -74,11 +75,14 @@ def test_a_run_whose_steps_are_all_skipped_ends_and_keeps_sound_checkpoints(tmp_
     assert pax.Run(tmp_path / "a").steps == [1, 2]
 
 
-def test_an_evaluation_whose_loss_is_not_finite_is_a_divergence(tmp_path: pathlib.Path) -> None:
+def test_an_evaluation_whose_loss_is_not_finite_is_a_divergence(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(tmp_path / "a", steps=1)
     run = pax.Run(tmp_path / "a", small_recipe(eval_inputs=None))
     params = run.params()
     params["embedding"]["table"] = params["embedding"]["table"].at[:].set(jnp.nan)
+    monkeypatch.setattr(TrainedRun, "params", lambda self, step: params)
     with pytest.raises(DivergedError, match="checkpoint of step 1 .* is nan"):
         run.evaluate()
     assert not json.loads(
