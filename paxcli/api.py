@@ -109,8 +109,8 @@ def _recipe(recipe: Recipe | PathLike) -> Recipe:
     return recipe if isinstance(recipe, Recipe) else load(recipe)
 
 
-def _several(values: PathLike | Mapping[str, Any] | Sequence[Any]) -> Sequence[Any]:
-    several = [values] if isinstance(values, str | os.PathLike | Mapping) else values
+def _several(values: PathLike | Mapping[str, Any] | Sequence[Any] | None) -> Sequence[Any]:
+    several = [values] if isinstance(values, str | os.PathLike | Mapping) else values or ()
     return [os.fspath(value) if isinstance(value, os.PathLike) else value for value in several]
 
 
@@ -192,7 +192,7 @@ class Run:
 
         check_range("log", log, Literal["", "x", "y", "xy"])
         runs = read_runs([self, *others])
-        metrics = _several(metrics or ()) or default_metrics(runs)
+        metrics = _several(metrics) or default_metrics(runs)
         for metric in metrics:
             check_metric(runs, metric, log)
         figure = draw(runs, metrics, smoothing, log)
@@ -225,13 +225,13 @@ class Run:
         Raises:
           DataError, ConfigError: The checkpoint, input or task does not exist, or the arguments cannot be combined.
         """
-        step, tasks = self.step(step), _several(tasks or ())
+        step, tasks = self.step(step), _several(tasks)
         if files and tasks:
             raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
         if settings and not tasks:
             raise ConfigError(f"`{min(settings)}` is a setting of tasks, and there is no task.", "Give it `tasks`.")
         if not tasks:
-            return self._trained.evaluate(step, _several(files or ()))
+            return self._trained.evaluate(step, _several(files))
         from paxcli.inference.harness import find_tasks
 
         return self._trained.run_tasks(step, tasks, find_tasks(tasks, settings.pop("tasks_dir", None)), **settings)
@@ -290,7 +290,7 @@ class Run:
         return self._trained.params(self.step(step))
 
     def step(self, step: int | None = None) -> int:
-        """`step`, or the latest step with a checkpoint; None = the latest. Raises DataError if it has no checkpoint."""
+        """The step of a checkpoint; None = the latest. Raises DataError if that step has no checkpoint."""
         from paxcli.checkpoint.manager import find_step
 
         return find_step(self._directory.path, step)

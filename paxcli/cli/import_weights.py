@@ -93,11 +93,11 @@ def import_once(
       MissingError: The import was killed.
     """
     from paxcli.checkpoint.manager import CheckpointStore
-    from paxcli.training.run_dir import RunDir
+    from paxcli.training.run_dir import EARLIER_RECIPE, RunDir
     from paxcli.training.start_from import ORIGIN, SOURCE
 
     run, name = RunDir(run_dir), source.removeprefix(HF)
-    first, record = run.path / "recipe-1.yaml", run.path / ORIGIN / SOURCE
+    first, record = run.path / EARLIER_RECIPE.format(1), run.path / ORIGIN / SOURCE
     if CheckpointStore(run.checkpoints).steps():
         began = record.read_text() if record.exists() else "other parameters"
         if began not in (name, os.path.abspath(name)):

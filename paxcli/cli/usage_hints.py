@@ -36,7 +36,7 @@ def usage_hint(arguments: Sequence[str], command: str, message: str = "", has_se
     Args:
       arguments: The command line, without `pax`.
       command: The command that failed, such as `pax train`.
-      message: The error's.
+      message: The error message.
       has_sets: Whether the command has the option `--set`.
     """
     word = arguments[0].lower() if arguments else ""

@@ -125,7 +125,7 @@ def _until(step: int, start: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_starts(path: epath.Path) -> list[dict[str, Any]]:
-    """The starts in the file; none if there is no file, or a damaged one, which is logged."""
+    """The starts in the file; an empty list if the file is missing or damaged. Damage is logged."""
     try:
         starts = json.loads(path.read_text())["starts"] if path.exists() else []
         for start in [_until(0, start) for start in starts]:

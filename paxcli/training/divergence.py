@@ -48,9 +48,8 @@ class DivergenceCheck:
         most = self._learner.max_consecutive_skips
         if most is not None and in_a_row >= most:
             reason = "their gradients are not finite, or above `skip_step_gradient_norm_value`"
-            text = f"The last {in_a_row} steps up to step {record.step} were skipped: {reason}."
-            hint = f"{_HINT} `max_consecutive_skips` is the limit."
-            raise DivergedError(f"{text} {_KEPT}", hint)
+            text = f"The last {in_a_row} steps up to step {record.step} were skipped: {reason}. {_KEPT}"
+            raise DivergedError(text, f"{_HINT} `max_consecutive_skips` is the limit.")
 
     def check_params(self, step: int, params: Any) -> None:
         """Raises DivergedError when parameters are not finite, so that they are never saved."""

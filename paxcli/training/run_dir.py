@@ -23,6 +23,7 @@ from paxcli.config.values import changed_lines
 from paxcli.errors import ConfigError, DataError, MissingError
 
 SAMPLES = "samples.jsonl"
+EARLIER_RECIPE = "recipe-{}.yaml"  # numbered from 1: what `recipe.yaml` was before a change
 
 
 class RunDir:
@@ -179,7 +180,6 @@ class RunDir:
         new = {node.path for node in walk(config) if not node.is_set} - before.keys()
         changed = sorted(path for path in before.keys() | now.keys() - new if before.get(path) != now.get(path))
         safe = marked_paths(config, Mark.SAFE_ON_RESUME)
-        # Without a checkpoint in the run directory, all are local ones.
         kept = () if CheckpointStore(self.checkpoints).steps() else ("checkpoint.local_directory",)
         unsafe = [path for path in changed if path in now and (path in kept or not is_at_or_below(path, safe))]
         if not (refused := unsafe if allow_changed else changed):
@@ -235,7 +235,7 @@ class RunDir:
             more, kept = {**content, "recipe": None}, {**yaml.safe_load(own.read_text()), "recipe": None}
             if len(content) == 1 or more == kept:
                 return
-            base = next(path for i in itertools.count(1) if not (path := here / f"recipe-{i}.yaml").exists())
+            base = next(path for i in itertools.count(1) if not (path := here / EARLIER_RECIPE.format(i)).exists())
             replace_text(base, own.read_text())
         if base.parent == here:  # the directory may be moved
             text = yaml.safe_dump({**content, "recipe": base.name}, sort_keys=False, allow_unicode=True)

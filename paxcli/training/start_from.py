@@ -57,8 +57,8 @@ class WarmStart(NamedTuple):
         """The step that a run of so many steps starts from: with `everything` the checkpoint's, else 0.
 
         Raises:
-          DataError: There is no such checkpoint.
-          ConfigError: It has all steps of the run.
+          DataError: The checkpoint does not exist.
+          ConfigError: It already has all steps of the run.
         """
         found = find_step(self.run_dir, self.step)
         if self.everything and found >= num_train_steps:
