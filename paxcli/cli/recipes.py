@@ -59,14 +59,13 @@ def show(
       pax recipes show tiny
       pax recipes show tiny --overlay cpu --set num_layers=4
     """
-    from paxcli.config.render import to_json_values
-
     loaded = load_recipe(recipe, overlays, sets)
     from paxcli.training.validate import validate  # here, since it loads JAX
 
     validate(loaded.config, reads_data=False)
     sizes = loaded.sizes()
-    result = {"name": loaded.name, "pax_name": loaded.pax_name, **sizes, "values": to_json_values(loaded.values)}
+    values = {path: {"value": value.value, "from": value.source} for path, value in loaded.values.items()}
+    result = {"name": loaded.name, "pax_name": loaded.pax_name, **sizes, "values": values}
     say_result(result, f"{_title(loaded, sizes)}\n\n{loaded.text(use_color(sys.stdout))}", as_json)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from paxcli.config.names_elsewhere import field_of
 from paxcli.errors import did_you_mean
 
 # What other tools call it → what to type.
@@ -24,10 +25,6 @@ _VERBS = {
     "pax inspect-input": ("inspect",),
     "pax profile summarize": ("trace",),
 }
-
-
-# What other tools have an option for → the field of a recipe.
-_FIELDS = {"lr": "learning_rate", "steps": "num_train_steps", "batch-size": "global_batch_size", "config": "PATH"}
 
 
 def usage_hint(arguments: Sequence[str], command: str, message: str = "", has_sets: bool = False) -> str:
@@ -48,8 +45,9 @@ def usage_hint(arguments: Sequence[str], command: str, message: str = "", has_se
         sets = " ".join(f"--set {shlex.quote(value)}" for value in values)
         return f"Values are given with `--set`: `{sets}`."
     option = re.match(r"No such option: --([\w-]+)( \()?", message)  # in brackets: similar options
-    if option and has_sets and (option[1] in _FIELDS or not option[2]):
-        field = _FIELDS.get(option[1], option[1].replace("-", "_"))
+    field = None if option is None else "PATH" if option[1] == "config" else field_of(option[1])
+    if option and has_sets and (field or not option[2]):
+        field = field or option[1].replace("-", "_")
         return f"A recipe's fields are given as `--set {field}=…`, or in `--overlay FILE.yaml`. See `{command} --help`."
     return f"See `{command} --help`."
 

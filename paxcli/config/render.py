@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import fiddle as fdl
 import yaml
 
-from paxcli.config.resolve import Resolved, SourcedValue
+from paxcli.config.resolve import Resolved
 from paxcli.config.values import plain_values
 from paxcli.errors import DataError
 
@@ -21,11 +21,6 @@ def render_text(resolved: Resolved, color: bool = False) -> str:
     lines = list(_tree_lines(resolved))
     width = max((len(line) for line, _ in lines if len(line) <= 60), default=0)
     return "\n".join(_with_source(line, source, width, color) for line, source in lines)
-
-
-def to_json_values(values: Mapping[str, SourcedValue]) -> dict[str, dict[str, Any]]:
-    """Path -> `{"value": …, "from": …}`."""
-    return {path: {"value": value.value, "from": value.source} for path, value in values.items()}
 
 
 def recipe_yaml(resolved: Resolved) -> str:

@@ -107,10 +107,9 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
     common: dict[str, Any] = {}  # for every input, also one that a later assignment creates
     for path, value in assignments.values.items():
         try:
-            if path.endswith(OPTIONAL):
-                path = path.removesuffix(OPTIONAL)
-                if is_of_another_class(config, path):
-                    continue
+            if path.endswith(OPTIONAL) and is_of_another_class(config, path.removesuffix(OPTIONAL)):
+                continue
+            path = path.removesuffix(OPTIONAL)
             nodes = walk(config)
             of_all_inputs = is_common(nodes, path)
             paths = assign_in(nodes, path, value)

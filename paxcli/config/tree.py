@@ -17,6 +17,7 @@ import fiddle as fdl
 
 from paxcli.config.configurable import EXPAND
 from paxcli.config.fields import Mark, annotation_of, marks_of, out_of_range, union_members
+from paxcli.config.names_elsewhere import field_of
 from paxcli.errors import ConfigError, did_you_mean
 
 
@@ -236,7 +237,9 @@ def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:
         raise ConfigError(f"This recipe has no field `{path}`.", _suggestion(path, nodes))
     if len(matches) > 1:
         candidates = ", ".join(f"`{node.path}`" for node in matches)
-        raise ConfigError(f"`{path}` is ambiguous: {candidates}.", "Write more of the path.")
+        field = field_of(path)
+        hint = f"Did you mean `{field}`? Otherwise write more of the path." if field else "Write more of the path."
+        raise ConfigError(f"`{path}` is ambiguous: {candidates}.", hint)
     if matches[0].inherits_from:
         upper = matches[0].inherits_from
         raise ConfigError(f"`{matches[0].path}` is filled in from `{upper}`.", f"Set `{upper}` instead.")
@@ -247,6 +250,8 @@ def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:
 
 def _suggestion(path: str, nodes: Iterable[Node]) -> str:
     paths = [node.path for node in nodes if node.inherits_from is None]
+    if (field := field_of(path.rpartition(".")[2])) and any(p.endswith(f".{field}") for p in paths):
+        return f"Did you mean `{field}`?"
     length = path.count(".") + 1
     for wanted, parts in ((path, length), (path.rpartition(".")[2], 1)):
         if hint := did_you_mean(wanted, dict.fromkeys(".".join(p.split(".")[-parts:]) for p in paths)):

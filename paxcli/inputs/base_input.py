@@ -77,7 +77,7 @@ class BaseInput(Configurable, abc.ABC):
 
     sizes_own_batches: ClassVar[bool] = False
 
-    batch_size: Derived[Examples | None] = None
+    batch_size: Examples | None = None
     num_infeed_hosts: Derived[NonNegativeInt] = 0
     infeed_host_index: Derived[NonNegativeInt] = 0
     input_random_seed: Derived[Seed | None] = None

@@ -82,9 +82,7 @@ class PraxisXavier(_Uniform):
     def scale(self, shape: Dims, fan_in: Dims, fan_out: Dims, fused: int = 1) -> float:
         # Two dimensions contracted or produced together are heads and head size, which are last in praxis.
         last_two = next((axes for axes in (fan_in, fan_out) if len(axes) == 2), range(len(shape))[-2:])
-        others = math.prod(shape) // _size(shape, last_two)
-        if len(shape) > 2:
-            others *= fused
+        others = math.prod(shape) // _size(shape, last_two) * (fused if len(shape) > 2 else 1)
         return math.sqrt(6 / (others * sum(shape[axis] for axis in last_two)))
 
 

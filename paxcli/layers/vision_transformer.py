@@ -53,11 +53,10 @@ class VisionTransformer(Layer):
     params_init: Init = Xavier()
 
     def setup(self) -> None:
+        hint = "Change one of them."
         if self.image_size % self.patch_size:
-            hint = "Change one of them."
             raise ConfigError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}.", hint)
         if self.model_dims % self.num_heads:
-            hint = "Change one of them."
             raise ConfigError(f"num_heads={self.num_heads} does not divide model_dims={self.model_dims}.", hint)
         self.patches = self._patches_template()
         self.position = LearnedPositions(model_dims=self.model_dims, max_seq_len=self.num_patches)

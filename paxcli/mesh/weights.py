@@ -104,8 +104,7 @@ def match_parameters(field: str, regex: str, names: list[str]) -> list[bool]:
     try:
         matches = [re.search(regex, name) is not None for name in names]
     except re.error as error:
-        hint = "Correct the expression."
-        raise ConfigError(f"{field}: {regex!r} is not a regular expression: {error}.", hint) from None
+        raise ConfigError(f"{field}: {regex!r} is not a regular expression: {error}.", "Correct it.") from None
     if not any(matches):
         near = did_you_mean(regex, [*names, *dict.fromkeys(part for name in names for part in name.split("/"))])
         raise ConfigError(f"{field}: {regex!r} matches no parameter.", near or f"Parameters: {', '.join(names[:8])}, …")

@@ -203,6 +203,5 @@ def check_order(schedule: Schedule, steps: list[int | None]) -> None:
 def require(schedule: Schedule, field: str, value: int | None) -> int:
     """The value of a field that the experiment fills in, except in schedules that are part of another schedule."""
     if value is None:
-        hint = f"Give it a `{field}`."
-        raise ConfigError(f"{type(schedule).__name__} inside another schedule has no `{field}`.", hint)
+        raise ConfigError(f"{type(schedule).__name__} inside another schedule has no `{field}`.", "Give it one.")
     return value

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paxcli.config.consent import code_consent
-from paxcli.config.render import config_text, parse_config_text, recipe_yaml, render_text, to_json_values
-from paxcli.config.resolve import resolve
+from paxcli.config.render import config_text, parse_config_text, recipe_yaml, render_text
+from paxcli.config.resolve import SourcedValue, resolve
 from paxcli.config.values import diff, plain_values
 from paxcli.errors import DataError
 
@@ -76,7 +76,8 @@ def test_the_tree_shows_every_value_and_its_source(mine: pathlib.Path) -> None:
     assert len([line for line in text.splitlines() if "  # " in line]) == len(resolved.values)
 
 
-def test_json_values_are_json(mine: pathlib.Path) -> None:
-    values = to_json_values(resolve(f"{mine}:small").values)
+def test_values_are_json(mine: pathlib.Path) -> None:
+    sourced = resolve(f"{mine}:small").values
+    values = {path: value.value for path, value in sourced.items()}
     assert json.loads(json.dumps(values, allow_nan=False)) == values
-    assert values["train.color"] == {"value": "red", "from": "default"}
+    assert sourced["train.color"] == SourcedValue("red", "default")
