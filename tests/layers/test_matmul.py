@@ -44,10 +44,10 @@ def test_on_a_gpu_dimensions_are_contracted_in_their_order(equation: str, monkey
     monkeypatch.setattr(matmul, "current_device", lambda: SimpleNamespace(platform="gpu"))
     x, w = (random_array(*(SIZES[letter] for letter in letters)) for letters in equation.split("->")[0].split(","))
 
-    def total(x: jax.Array, w: jax.Array, einsum: Callable[..., jax.Array]) -> jax.Array:
-        return jnp.sum(jnp.square(einsum(equation, x, w)))
+    def loss(x: jax.Array, w: jax.Array, einsum: Callable[..., jax.Array]) -> jax.Array:
+        return jnp.mean(jnp.square(einsum(equation, x, w)))
 
-    of_gpu, of_jax = (jax.value_and_grad(functools.partial(total, einsum=one), (0, 1)) for one in (einsum, jnp.einsum))
+    of_gpu, of_jax = (jax.value_and_grad(functools.partial(loss, einsum=one), (0, 1)) for one in (einsum, jnp.einsum))
     for found, expected in zip(*(jax.tree.leaves(one(x, w)) for one in (of_gpu, of_jax)), strict=True):
         np.testing.assert_allclose(found, expected, **FLOAT32)
     contracted = re.findall(r"dimension_numbers=\(\(\[([\d, ]+)\], \[([\d, ]+)\]\)", str(jax.make_jaxpr(of_gpu)(x, w)))
