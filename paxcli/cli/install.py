@@ -88,8 +88,7 @@ def _install_there(target: Target, node: str, index: str, package: Package, as_j
     gcloud = Gcloud()
     everyone = find_workers(target, gcloud)
     workers = select(everyone, node, index)
-    slices = {worker.slice for worker in workers}
-    others = [worker for worker in everyone if worker.slice in slices and worker not in workers]
+    others = [worker for worker in everyone if worker not in workers]
     results = remote.install(target, workers, package, gcloud, log.info, others)
     rows = [
         {

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
+import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import open_recipe
 from paxcli.cli.train import AllowChangedOption, run_text
 from paxcli.jax_defaults import configure_jax
 from paxcli.profiling.xla_log import XlaLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paxcli.api import Run
 
 app = typer.Typer(no_args_is_help=True, help="Let XLA schedule by measured costs (PGLE; NVIDIA GPUs).")
 
@@ -140,7 +137,7 @@ def pgle_profile(
         say_result(measured, _comparison(measured, recipe), as_json)
 
 
-def _measure(verb: Callable[..., Any], run: Run, settings: dict[str, int], dry_run: bool, as_json: bool) -> Any:
+def _measure(verb: Callable[..., Any], run: pax.Run, settings: dict[str, int], dry_run: bool, as_json: bool) -> Any:
     """Result of `verb` on a run; None after a dry run, and on every process but process 0."""
     from paxcli.profiling.runner import require_profile_device
     from paxcli.training.run_dir import RunDir

@@ -38,18 +38,13 @@ class CreateByDefault(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    cls=CreateByDefault,
-    help="Create, wait for, connect to and delete TPU VMs. `pax provision NAME …` creates them.",
-    rich_markup_mode=None,
+    cls=CreateByDefault, help="Create, wait for, connect to and delete TPU VMs. `pax provision NAME …` creates them."
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the TPU VM or queued resource.")]
-ZoneOption = Annotated[
-    str | None, typer.Option(help="Zone. Default: recorded for NAME, else $CLOUDSDK_COMPUTE_ZONE, else gcloud's.")
-]
-ProjectOption = Annotated[
-    str | None, typer.Option(help="Project. Default: recorded for NAME, else $CLOUDSDK_CORE_PROJECT, else gcloud's.")
-]
+_RECORDED = "Default: recorded for NAME, else $CLOUDSDK_{}, else gcloud's."
+ZoneOption = Annotated[str | None, typer.Option(help="Zone. " + _RECORDED.format("COMPUTE_ZONE"))]
+ProjectOption = Annotated[str | None, typer.Option(help="Project. " + _RECORDED.format("CORE_PROJECT"))]
 AcceleratorOption = Annotated[str, typer.Option(metavar="TYPE", help="Slice type, such as v4-128.")]
 SlicesOption = Annotated[int, typer.Option(min=1, max=1024, help="How many slices.")]
 QueuedOption = Annotated[bool, typer.Option("--queued", help="Queue for capacity. Default: only with several slices.")]
@@ -107,7 +102,7 @@ def create(
     found = find_accelerator(accelerator)
     if found.alias:
         log.info("%s is called %s by Google.", found.alias, found.type)
-    seconds(timeout)
+    deadline = time.monotonic() + seconds(timeout)
     zone, project = find_zone_and_project(zone, project, log.info)
     target = Target(name, zone, project, queued or slices > 1, slices, found.type, internal_ips)
     order = Order(
@@ -116,12 +111,10 @@ def create(
     if dry_run:
         return say_commands([commands.create(order)], as_json)
     gcloud = Gcloud()
-    deadline = time.monotonic() + seconds(timeout)
     status = states.ensure(order, gcloud, recreate, log.info, deadline)
     remember(target)
     if wait:
-        left = max(0.0, deadline - time.monotonic())
-        status = states.wait(target, gcloud, left, log.info, order if recreate else None)
+        status = states.wait(target, gcloud, deadline, log.info, order if recreate else None)
     elif status.phase in (states.Phase.FAILED, states.Phase.PREEMPTED):
         raise states.not_usable(status, target)
     then = f"pax install --on {name}" if status.phase is states.Phase.READY else f"pax provision wait {name}"
@@ -182,9 +175,9 @@ def wait_for(
       pax provision wait demo
       pax provision wait demo --timeout 30m
     """
-    limit = seconds(timeout)
+    deadline = time.monotonic() + seconds(timeout)
     target = find(name, zone, project)
-    status = states.wait(target, Gcloud(), limit, log.info)
+    status = states.wait(target, Gcloud(), deadline, log.info)
     say_result(_report(target, status), f"{name}: {status}\nNext: pax install --on {name}", as_json)
 
 

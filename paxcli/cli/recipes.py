@@ -7,10 +7,11 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OtherRecipe, OverlayOption, RecipeArgument, SetOption, writable
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
@@ -18,9 +19,6 @@ from paxcli.config.index import find_recipes
 from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError
 from paxcli.log import use_color
-
-if TYPE_CHECKING:
-    from paxcli.api import Recipe
 
 app = typer.Typer(help="List, print, copy and compare recipes.", rich_markup_mode=None)
 
@@ -121,7 +119,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _title(recipe: Recipe, sizes: dict[str, Any]) -> str:
+def _title(recipe: pax.Recipe, sizes: dict[str, Any]) -> str:
     pax_name = f" (Pax: {recipe.pax_name})" if recipe.pax_name else ""
     lines = [f"  {key.replace('_', ' ')}: {value:,.0f}" for key, value in sizes.items() if value is not None]
     return "\n".join([recipe.name + pax_name, *lines])

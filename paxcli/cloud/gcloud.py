@@ -114,7 +114,8 @@ class Gcloud:
                 hint = "Try again; `gcloud info --run-diagnostics` tests the connection."
                 raise RemoteError(f"{_short_command(argv)} timed out after {timeout:.0f} s.", hint) from None
             except OSError as error:
-                raise _cannot_start(program, error) from None
+                hint = f"Install gcloud again: {INSTALL}"
+                raise MissingError(f"{program} cannot be started: {error.strerror}.", hint) from None
             if done.returncode == 0:
                 return done.stdout
             if attempt == tries or not _TRANSIENT.search(done.stderr):
@@ -177,21 +178,12 @@ def pause(attempt: int) -> float:
 
 def read_setting(setting: str) -> str | None:
     """A value of gcloud's configuration, such as `compute/zone`; None if it is unset or gcloud is not installed."""
-    program = shutil.which("gcloud")
-    if program is None:
+    if shutil.which("gcloud") is None:
         return None
-    argv = [program, "config", "get-value", setting, "--quiet"]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
+        return Gcloud().run(["gcloud", "config", "get-value", setting, "--quiet"], 60, tries=1).strip() or None
+    except RemoteError:
         return None
-    except OSError as error:
-        raise _cannot_start(program, error) from None
-    return done.stdout.strip() or None
-
-
-def _cannot_start(program: str, error: OSError) -> MissingError:
-    return MissingError(f"{program} cannot be started: {error.strerror}.", f"Install gcloud again: {INSTALL}")
 
 
 def _short_command(argv: Sequence[str]) -> str:

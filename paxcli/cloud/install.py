@@ -134,17 +134,14 @@ def _verify(target: Target, results: list[Result], gcloud: Gcloud, partial: set[
 
     asked = [result.worker for result in results if not result.failed]
     answers = on_each(asked, ask, at_once=None) if asked else {}
-    reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, dict)}
+    reports = {w: {"error": {"message": a.message}} if isinstance(a, PaxError) else a for w, a in answers.items()}
     reference = next((report for report in reports.values() if "error" not in report), {})
     checked = []
     for result in results:
-        answer = answers.get(result.worker)
-        if isinstance(answer, PaxError):
-            result = dataclasses.replace(result, result=_text(answer), failed=True)
-        elif answer is not None:
-            problem = _find_problem(answer, reference)
+        if report := reports.get(result.worker):
+            problem = _find_problem(report, reference)
             done = f"{result.result}, chips not checked" if result.worker.slice in partial else result.result
-            result = dataclasses.replace(result, doctor=answer, result=problem or done, failed=bool(problem))
+            result = dataclasses.replace(result, doctor=report, result=problem or done, failed=bool(problem))
         checked.append(result)
     return _count_devices(target, checked, partial)
 

@@ -21,10 +21,11 @@ from paxcli.cloud import commands
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud, failure, find_gcloud, pause
 from paxcli.cloud.values import check
-from paxcli.cloud.workers import Repeater, Worker, on_each, run_script
+from paxcli.cloud.workers import Worker, on_each, repeating, run_script
 from paxcli.errors import ConfigError, PaxError, RemoteError
 
 PYTHON = '"$HOME/.pax/venv/bin/python"'
+_SUPERVISOR = f"exec {PYTHON} -m paxcli.cloud.supervisor"
 _MAX_SCRIPT_BYTES = 128_000  # Linux takes no argument longer than 128 KiB.
 _STATUS_SECONDS = 30.0
 _RECONNECT_SECONDS = 600.0
@@ -95,7 +96,7 @@ class Job:
         first, *others = self.workers
         known: dict[Worker, str] = {}
         # A status query starts one gcloud process per worker, so many workers are queried less often.
-        with Repeater(lambda: self._report_changes(others, known), max(_STATUS_SECONDS, 2.0 * len(others))):
+        with repeating(lambda: self._report_changes(others, known), max(_STATUS_SECONDS, 2.0 * len(others))):
             ended = {first: self._follow_worker(first, on_text)}
         deadline = time.monotonic() + _EXIT_SECONDS
         waiting: dict[Worker, dict[str, Any]] = dict.fromkeys(others, {})
@@ -120,7 +121,7 @@ class Job:
 
     def dump(self, worker: Worker, on_text: Callable[[str, str], None]) -> dict[str, Any]:
         """Streams all output of one worker so far, and returns its state."""
-        script = f"exec {PYTHON} -m paxcli.cloud.supervisor dump {self.name}"
+        script = f"{_SUPERVISOR} dump {self.name}"
         argv = commands.ssh(self.target, str(worker.slice), str(worker.index), script)
         answer, error = _stream(argv, on_text, {})
         if answer is None:
@@ -129,8 +130,8 @@ class Job:
 
     def status(self, workers: Sequence[Worker] | None = None) -> dict[Worker, dict[str, Any]]:
         """The job's state on each worker; `unreachable` if a worker does not answer."""
-        script = f"exec {PYTHON} -m paxcli.cloud.supervisor status {self.name}"
-        answers = on_each(self.workers if workers is None else workers, lambda worker: self._ask(worker, script))
+        asked = self.workers if workers is None else workers
+        answers = on_each(asked, lambda worker: self._ask(worker, f"{_SUPERVISOR} status {self.name}"))
         return {
             worker: {"state": "unreachable", "tail": answer.message} if isinstance(answer, PaxError) else answer
             for worker, answer in answers.items()
@@ -138,8 +139,7 @@ class Job:
 
     def stop(self, signal_name: str = "TERM") -> None:
         """Stops the job: TERM lets it save a checkpoint, KILL does not."""
-        script = f"exec {PYTHON} -m paxcli.cloud.supervisor stop {self.name} {signal_name}"
-        on_each(self.workers, lambda worker: self._ask(worker, script))
+        on_each(self.workers, lambda worker: self._ask(worker, f"{_SUPERVISOR} stop {self.name} {signal_name}"))
 
     def _ask(self, worker: Worker, script: str) -> dict[str, Any]:
         return ask(self.target, worker, script, self.gcloud)
@@ -156,7 +156,7 @@ class Job:
         last_output, attempt = time.monotonic(), 0
         while True:
             offsets = f"{self.at['stdout']} {self.at['stderr']}"
-            script = f"exec {PYTHON} -m paxcli.cloud.supervisor follow {self.name} {offsets}"
+            script = f"{_SUPERVISOR} follow {self.name} {offsets}"
             argv = commands.ssh(self.target, str(worker.slice), str(worker.index), script)
             before = dict(self.at)
             answer, error = _stream(argv, on_text, self.at)
@@ -173,9 +173,9 @@ class Job:
 
 
 def start_script(name: str, arguments: Sequence[Argument], files: Mapping[str, str]) -> str:
-    """The script that starts a job on a worker. An argument with a shipped file is a pair (file name, suffix)."""
+    """The script that starts a job on a worker. An argument with a sent file is a pair (path, suffix)."""
     spec = json.dumps({"job": check("job", name), "arguments": arguments, "files": files}, ensure_ascii=False)
-    script = f"exec {PYTHON} -m paxcli.cloud.supervisor start {shlex.quote(spec)}"
+    script = f"{_SUPERVISOR} start {shlex.quote(spec)}"
     if len(shlex.quote(script).encode()) > _MAX_SCRIPT_BYTES:  # `commands.ssh` quotes it once more
         hint = "Copy them with pax provision scp … --worker all and pass their absolute path on the workers."
         raise ConfigError("The files are too large to be sent with the command.", hint)
@@ -189,7 +189,7 @@ def find_job(name: str | None, target: Target, worker: Worker, gcloud: Gcloud) -
       ConfigError: No such job was ever started.
     """
     question = f"status {check('job', name)}" if name else "latest"
-    answer = ask(target, worker, f"exec {PYTHON} -m paxcli.cloud.supervisor {question}", gcloud)
+    answer = ask(target, worker, f"{_SUPERVISOR} {question}", gcloud)
     if answer["state"] == "unknown":
         what, hint = (f"job {name}", "Leave out --job") if name else ("job", f"pax train RECIPE --on {target.name}")
         raise ConfigError(f"No {what} was ever started on {target.name}.", hint)

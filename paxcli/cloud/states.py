@@ -146,14 +146,12 @@ def ensure(order: Order, gcloud: Gcloud, recreate: bool, say: Callable[[str], No
             raise not_usable(status, target)
         say(f"{target.name}: {status}; deleting and recreating it")
         delete(target, gcloud)
-        status = Status(Phase.DELETING, "DELETING")
-    if status.phase is Phase.DELETING:
-        _wait_for_phase(target, gcloud, {Phase.GONE}, say, deadline)
-        status = Status(Phase.GONE, "not found")
-    if status.phase is not Phase.GONE:
+    elif status.phase not in (Phase.DELETING, Phase.GONE):
         _check_shape(order, described or {})
         say(f"{target.name} already exists: {status}")
         return status
+    if status.phase is not Phase.GONE:
+        _wait_for_phase(target, gcloud, {Phase.GONE}, say, deadline)
     # `tpu-vm create` returns when the TPU VM is running. A retry would fail with ALREADY_EXISTS, hence one try.
     say(f"creating {target.name}: {target.slices} x {order.accelerator.type} in {target.zone}")
     try:
@@ -165,14 +163,13 @@ def ensure(order: Order, gcloud: Gcloud, recreate: bool, say: Callable[[str], No
 
 
 def wait(
-    target: Target, gcloud: Gcloud, timeout: float, say: Callable[[str], None], order: Order | None = None
+    target: Target, gcloud: Gcloud, deadline: float, say: Callable[[str], None], order: Order | None = None
 ) -> Status:
     """Waits until every slice is running. With an `order`, a target that is preempted meanwhile is recreated.
 
     Raises:
-      RemoteError: The target failed, was preempted or deleted, or `timeout` seconds have passed.
+      RemoteError: The target failed, was preempted or deleted, or `time.monotonic()` has passed `deadline`.
     """
-    deadline = time.monotonic() + timeout
     final = {Phase.READY, Phase.FAILED, Phase.PREEMPTED, Phase.GONE}
     while True:
         status = _wait_for_phase(target, gcloud, final, say, deadline)

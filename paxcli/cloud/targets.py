@@ -42,13 +42,10 @@ def find_zone_and_project(zone: str | None, project: str | None, say: Callable[[
 def _find_setting(kind: str, option: str | None, say: Callable[[str], None]) -> str | None:
     if option is not None:
         return check(kind, option)
-    source, value = "gcloud's configuration", None
-    for name in _VARIABLES[kind]:
-        if os.environ.get(name):
-            source, value = f"${name}", os.environ[name]
-            break
-    value = value or read_setting(_SETTINGS[kind])
+    variable = next((name for name in _VARIABLES[kind] if os.environ.get(name)), None)
+    value = os.environ[variable] if variable else read_setting(_SETTINGS[kind])
     if value:
+        source = f"${variable}" if variable else "gcloud's configuration"
         say(f"{kind} {check(kind, value)}, from {source}")
     return value
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -80,21 +81,17 @@ def run_script(
     return gcloud.run(commands.ssh(target, str(worker.slice), str(worker.index), script), timeout, tries)
 
 
-class Repeater:
-    """A context manager that calls `action` every `seconds` in a background thread."""
+@contextlib.contextmanager
+def repeating(action: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Calls `action` every `seconds` in a background thread."""
+    stopped = threading.Event()
 
-    def __init__(self, action: Callable[[], None], seconds: float):
-        self._action, self._seconds = action, seconds
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def run() -> None:
+        while not stopped.wait(seconds):
+            action()
 
-    def _run(self) -> None:
-        while not self._stopped.wait(self._seconds):
-            self._action()
-
-    def __enter__(self) -> Repeater:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()

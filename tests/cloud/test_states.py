@@ -39,7 +39,7 @@ def test_waiting_reports_each_state_once_and_polls_less_and_less_often(cloud):
     clock, messages = Clock(), []
     gcloud = Gcloud(clock)
     ensure(gcloud=gcloud)
-    status = states.wait(TWO, gcloud, 3600, messages.append)
+    status = states.wait(TWO, gcloud, time.monotonic() + 3600, messages.append)
     assert (status.phase, status.workers) == (Phase.READY, (2, 2))
     words = ["ACCEPTED", "WAITING_FOR_RESOURCES", "NEW_WORD", "PROVISIONING", "READY"]
     assert messages == [f"demo: {word}" for word in words]
@@ -50,7 +50,7 @@ def test_a_failed_request_reports_googles_reason(cloud):
     cloud.write(states=[["CREATING", "FAILED"]])
     ensure()
     with pytest.raises(RemoteError, match=r"FAILED \(no quota\)") as error:
-        states.wait(TWO, Gcloud(Clock()), 60, lambda _: None)
+        states.wait(TWO, Gcloud(Clock()), time.monotonic() + 60, lambda _: None)
     assert "--recreate" in error.value.hint
 
 
@@ -71,8 +71,8 @@ def test_preemption_is_an_error_or_recreates(cloud):
     gcloud = Gcloud(Clock())
     ensure()
     with pytest.raises(RemoteError, match="preempted by Google Cloud"):
-        states.wait(TWO, gcloud, 60, lambda _: None)
-    assert states.wait(TWO, gcloud, 60, lambda _: None, ORDER).phase is Phase.READY
+        states.wait(TWO, gcloud, time.monotonic() + 60, lambda _: None)
+    assert states.wait(TWO, gcloud, time.monotonic() + 60, lambda _: None, ORDER).phase is Phase.READY
     assert len(cloud.calls_with("create")) == 2 and len(cloud.calls_with("delete", "--force")) == 1
 
 
@@ -161,5 +161,5 @@ def test_a_timeout_is_an_error(cloud):
     cloud.write(states=[["ACCEPTED"]])
     ensure()
     with pytest.raises(RemoteError, match="still ACCEPTED") as error:
-        states.wait(TWO, Gcloud(Clock()), 1, lambda _: None)
+        states.wait(TWO, Gcloud(Clock()), time.monotonic() + 1, lambda _: None)
     assert "pax provision wait demo" in error.value.hint
