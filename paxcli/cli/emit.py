@@ -49,8 +49,6 @@ def emit(
       pax provision emit c4-1b --target slurm --accelerator h100:4 --run-dir /shared/c4-1b
       pax provision emit tiny --target skypilot --accelerator h100:8 --out tiny.yaml
     """
-    import fiddle as fdl
-
     from paxcli.cloud.emit import TARGETS, Gpus, Task, find_machine
     from paxcli.config.overlay import YAML_SUFFIXES
     from paxcli.training.validate import validate
@@ -64,9 +62,9 @@ def emit(
     machine = find_machine(accelerator)
     task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
     text = TARGETS[target](task)
-    mesh, in_slices = fdl.build(resolved.config.mesh), None if isinstance(machine, Gpus) else slices
+    in_slices = None if isinstance(machine, Gpus) else slices
     has = f"{slices} x {accelerator} has {task.devices}"
-    check_devices(mesh, task.devices, in_slices, has, "Change --slices or --accelerator")
+    check_devices(resolved, task.devices, in_slices, has, "Change --slices or --accelerator")
     validate(resolved.config, task.devices, reads_data=False)
     for file in (recipe, *(overlays or ())) if target != "slurm" else ():
         if Path(file.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES):

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -17,14 +16,13 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption, directory_option
 from paxcli.cli.output import fail_with_result, say_result
-from paxcli.cli.runs import load_recipe, retype_changes
+from paxcli.cli.runs import Words, load_recipe, retype_changes
 from paxcli.errors import ConfigError, DataError, MissingError
 
 if TYPE_CHECKING:
     from paxcli.checkpoint.array_differences import ArrayDifferences
     from paxcli.convert.runs import ImportedWeights
 
-Words = Sequence[str] | None
 HF = "hf:"
 """Prefix of a Hugging Face directory, or of a model on the hub, where a run or a recipe may be named."""
 

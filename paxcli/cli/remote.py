@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import paxcli as pax
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.provision import find, say_commands
-from paxcli.cli.runs import check_devices, load_recipe
+from paxcli.cli.runs import check_devices, load_recipe, recipe_files
 from paxcli.cloud import commands
 from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.gcloud import Gcloud
@@ -25,13 +26,11 @@ from paxcli.config.paths import read_text
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
-if TYPE_CHECKING:
-    from paxcli.mesh.mesh import Mesh
-
 _ON = typer.Option(metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
 _ON_ONE = typer.Option(metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
 # Arguments that may name files of this machine, which are then sent along with the command.
-_FILES = {"recipe", "target", "overlays", "prompts_file"}
+_RECIPES = {"recipe", "target"}
+_FILES = _RECIPES | {"overlays", "prompts_file"}
 # Commands whose processes share a run directory.
 _SHARING = {"train", "eval", "decode"}
 
@@ -58,13 +57,13 @@ def on_workers(verb: Callable[..., None], everywhere: bool = True) -> Callable[.
 def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
     """Runs the command of `ctx`, as it was parsed, on the TPU VMs `name`, and exits with its exit code."""
     params = ctx.params
+    recipe = _load_recipe(params)
     arguments, files = retype(ctx)
-    mesh = _find_mesh(params)
     target = find(name, dry_run=bool(params.get("dry_run")))
-    if mesh is not None and ctx.info_name == "train" and target.accelerator is not None:
+    if recipe is not None and ctx.info_name == "train" and target.accelerator is not None:
         there = find_accelerator(target.accelerator).devices * target.slices
         has = f"{target.name} has {there} ({target.slices} x {target.accelerator})"
-        check_devices(mesh, there, target.slices, has, "Create other TPUs: pax provision create --help")
+        check_devices(recipe, there, target.slices, has, "Create other TPUs: pax provision create --help")
     job_name = f"{ctx.info_name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     if params.get("dry_run"):
         which = "all" if everywhere else "0"
@@ -100,18 +99,18 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
     """A parsed command as arguments again, without `--on` and `--dry-run`, and the local files to send along.
 
     Raises:
-      ConfigError: Two files have the same name, or one cannot be read.
+      ConfigError: A file cannot be read.
     """
     options: list[Argument] = [str(ctx.info_name)]
     positional: list[Argument] = []
-    files: dict[str, Path] = {}
+    files: set[Path] = set()
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")
         if param.name in ("on", "dry_run") or value is None or value == param.default:
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
             text = str(item)
-            word = _find_local_file(text, files) if param.name in _FILES else text
+            word = _find_local_file(text, files, param.name in _RECIPES) if param.name in _FILES else text
             if param.param_type_name == "argument":
                 positional.append(word)
             elif item is True:
@@ -120,28 +119,26 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
                 options.append(f"{param.opts[0]}={word}")
             else:
                 options += [param.opts[0], word]
-    texts = {name: read_text(path, ConfigError) for name, path in files.items()}
+    texts = {str(path): read_text(path, ConfigError) for path in files}
     return [*options, "--", *positional] if positional else options, texts
 
 
-def _find_local_file(text: str, files: dict[str, Path]) -> Argument:
+def _find_local_file(text: str, files: set[Path], is_recipe: bool) -> Argument:
     """`./mine.py:my_recipe` as (file to send, the rest); the text itself if it does not name a local file."""
     start, separator, rest = text.partition(":")
-    path = Path(start)
+    path = Path(start).resolve()
     if not path.is_file():
         return text
-    if files.setdefault(path.name, path) != path:
-        raise ConfigError(f"{files[path.name]} and {path} have the same name.", "Rename one of them.")
-    return path.name, separator + rest
+    files |= set(recipe_files(path)) if is_recipe else {path}
+    return str(path), separator + rest
 
 
-def _find_mesh(params: dict[str, Any]) -> Mesh | None:
-    """The recipe's mesh; None without a recipe. Finds mistakes in the recipe before it is sent."""
-    if "recipe" not in params:
+def _load_recipe(params: dict[str, Any]) -> pax.Recipe | None:
+    """The recipe, if there is one. Finds its mistakes before it is sent."""
+    name = params.get("recipe", params.get("target"))
+    if name is None or ("target" in params and not Path(name.partition(":")[0]).is_file()):
         return None
-    import fiddle as fdl
-
-    return fdl.build(load_recipe(params["recipe"], params.get("overlays"), params.get("sets")).config.mesh)
+    return load_recipe(name, params.get("overlays"), params.get("sets"))
 
 
 def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:

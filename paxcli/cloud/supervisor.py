@@ -1,8 +1,9 @@
 """Runs a job on a worker, detached from the connection that started it, and streams its output.
 
 `python -m paxcli.cloud.supervisor start SPEC`, or `status JOB`, `follow JOB OUT ERR`, `dump JOB`, `stop JOB SIGNAL`,
-`latest`. SPEC is JSON: `job`, `arguments` of pax, and `files` to write next to it. Answers are lines of JSON. A job's
-files are in `~/.pax/jobs/JOB`. The supervisor of the running job holds the lock file, which contains the job's name.
+`latest`. SPEC is JSON: `job`, `arguments` of pax, and `files` by their paths. Answers are lines of JSON. A job's files
+are in `~/.pax/jobs/JOB`, with those of SPEC below `files`, in the directories that they come from. The supervisor of
+the running job holds the lock file, which contains the job's name.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ def start(spec: dict[str, Any]) -> dict[str, Any]:
         return status(job) if running == job else {"busy": running}
     if folder.exists():
         return status(job)
-    (folder / "files").mkdir(parents=True)
+    files = folder / "files"
+    files.mkdir(parents=True)
     for name, text in spec["files"].items():
-        (folder / "files" / Path(name).name).write_text(text)
+        place = Path(f"{files}/{name}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
     (folder / "exit.part").write_text(" " * _EXIT_BYTES)
-    # A pair (file name, suffix) is the path of a shipped file on this worker; other arguments are unchanged.
-    arguments = [word if isinstance(word, str) else f"{folder}/files/{word[0]}{word[1]}" for word in spec["arguments"]]
+    # A pair (file name, suffix) is the path of a sent file on this worker; other arguments are unchanged.
+    arguments = [word if isinstance(word, str) else str(Path(f"{files}/{''.join(word)}")) for word in spec["arguments"]]
     os.truncate(lock, 0)
     os.write(lock, job.encode())
     read_end, write_end = os.pipe()
@@ -182,12 +186,8 @@ def main(verb: str, *arguments: str) -> None:
         follow(arguments[0], int(arguments[1]), int(arguments[2]))
     elif verb == "dump":
         follow(arguments[0], 0, 0, once=True)
-    elif verb == "status":
-        _answer(status(arguments[0]))
-    elif verb == "stop":
-        _answer(stop(*arguments))
     else:
-        _answer(latest())
+        _answer({"status": status, "stop": stop, "latest": latest}[verb](*arguments))
 
 
 if __name__ == "__main__":
