@@ -43,5 +43,6 @@ def export_weights(
     done = pax.export_weights(run_dir, out, step, dtype, format, adapter, dry_run)
     what = "the adapters" if adapter else f"{done.parameters:,} parameters"
     what += " and the optimizer's state" if done.with_optimizer else ""
+    what += f", without {', '.join(done.left_out)}," if done.left_out else ""
     what += f" of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
     say_result(dataclasses.asdict(done), f"{'Would write' if dry_run else 'Wrote'} {what}", as_json)

@@ -110,6 +110,7 @@ class ExportedWeights:
       with_optimizer: Whether the optimizer's state was exported, too.
       parameters: The number of parameters.
       files: Names of the files; empty for MaxText.
+      left_out: What the run has and the format does not: `moving averages`, or modules such as `mtp_0`.
     """
 
     run_dir: str
@@ -120,6 +121,7 @@ class ExportedWeights:
     with_optimizer: bool
     parameters: int
     files: list[str]
+    left_out: list[str] = dataclasses.field(default_factory=list)
 
 
 def recipe_with(name: str, values: Mapping[str, Any]) -> ExperimentConfig:

@@ -328,17 +328,16 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     kind = _nearest(model, local, alternating, sparse)
     family = FAMILIES[kind]
     unused = family.defaults["sliding_window"] if family.pattern else None  # transformers needs one with `layer_types`
-    size = model.dims_per_head or model.model_dims // model.num_heads
+    size = fdl.build(model).head_dims
     # The default of transformers' config class may be outside the vocabulary; the model would not load.
     found: dict[str, Any] = {"architectures": [family.architecture], "model_type": kind, "pad_token_id": None}
+    found |= {key: allowed[0] for key, allowed in family.required.items()}
     found |= {key: getattr(model, field) for key, field in family.sizes.items()}
     if kind == "gpt2":
         return found | {
             "n_positions": model.position.num_positions or model.max_seq_len,
             "n_inner": model.hidden_dims,
             "layer_norm_epsilon": model.final_norm.epsilon,
-            "activation_function": "gelu_new",
-            "tie_word_embeddings": True,
         }
     found |= {
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
@@ -346,7 +345,6 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         "max_position_embeddings": model.max_seq_len,
         "rms_norm_eps": model.final_norm.epsilon,
         "tie_word_embeddings": model.head is None,
-        "hidden_act": "gelu_pytorch_tanh" if "gemma" in family.traits else "silu",
         "sliding_window": None if latent else local.attention.window or unused,
     }
     if attention.rotary is not None:
@@ -367,7 +365,6 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     if "chunks" in family.traits:
         found |= _new_chunks(layers, local.attention)
     if "query_pre_attn_scalar" in family.defaults:
-        found["hidden_activation"] = found["hidden_act"]
         found["attn_logit_softcapping"] = attention.logit_cap
         found["final_logit_softcapping"] = (model.embedding if model.head is None else model.head).logit_cap
         scale = attention.query_scale

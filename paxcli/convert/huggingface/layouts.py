@@ -93,17 +93,13 @@ def _llama_rules(family: str, model: fdl.Config) -> tuple[Rule, ...]:
     )
 
 
-def _head_dims(model: fdl.Config) -> int:
-    return model.dims_per_head or model.model_dims // model.num_heads
-
-
 def _to_heads(inputs: int, heads: int, size: int) -> tuple[Step, ...]:
     """[N H, D] -> [D, N, H]."""
     return (*_TRANSPOSED, reshape((inputs, heads * size), (inputs, heads, size)))
 
 
 def _attention_rules(family: str, model: fdl.Config, attention: fdl.Partial, rule: Callable[..., Rule]) -> list[Rule]:
-    dims, heads, size = model.model_dims, model.num_heads, _head_dims(model)
+    dims, heads, size = model.model_dims, model.num_heads, fdl.build(model).head_dims
     kv_heads = model.num_kv_heads or heads
     projections = (("q_proj", "query", heads), ("k_proj", "key", kv_heads), ("v_proj", "value", kv_heads))
     adjacent = (deinterleave(),) if "adjacent_pairs" in FAMILIES[family].traits else ()
@@ -124,7 +120,7 @@ def _attention_rules(family: str, model: fdl.Config, attention: fdl.Partial, rul
 
 def _latent_rules(family: str, model: fdl.Config, latent: fdl.Partial, rule: Callable[..., Rule]) -> list[Rule]:
     """DeepSeek's. Its pairs of rotated features are adjacent, and pax's are (i, i + R/2)."""
-    dims, heads, size = model.model_dims, model.num_heads, _head_dims(model)
+    dims, heads, size = model.model_dims, model.num_heads, fdl.build(model).head_dims
     content = size - latent.rotary_dims
     values = latent.value_dims_per_head or content
     apart = split(2, content, latent.rotary_dims)
@@ -172,7 +168,7 @@ def _feed_forward_rules(family: str, blocks: list[fdl.Config], rule: Callable[..
 
 
 def _gpt2_rules(model: fdl.Config) -> tuple[Rule, ...]:
-    dims, shape = model.model_dims, (model.num_heads, _head_dims(model))
+    dims, shape = model.model_dims, (model.num_heads, fdl.build(model).head_dims)
     thirds = (dims, dims, dims)
     rule = functools.partial(layer_rule, "transformer.h")
     qkv = [f"attention.{name}" for name in _QKV]

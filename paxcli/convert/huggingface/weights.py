@@ -170,7 +170,9 @@ def export_huggingface(
     if adapter and lora is None:
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)
-    params = {name: x for name, x in without_adapters(stored).items() if not name.startswith("mtp_")}
+    own = without_adapters(stored)
+    params = {name: x for name, x in own.items() if not name.startswith("mtp_")}
+    left_out = sorted({name.partition(".")[0] for name in own.keys() - params.keys()})
     if adapter:
         learner = fdl.build(with_derived_sizes(config, 1).task.train.learner)
         if others := sorted(named_leaves(learner.select_trained(state.params)).keys() & params.keys()):
@@ -183,7 +185,7 @@ def export_huggingface(
     arrays = {name: arrays[saved[name]] for name in stored}
     adapted = adapted_weights(arrays, dict(zip(stored, state.weights, strict=True)), lora)
     count = sum(x.size for x in params.values())
-    done = ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, [])
+    done = ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, [], left_out)
     if dry_run:
         return done
     foreign = foreign_shapes(layout, params)

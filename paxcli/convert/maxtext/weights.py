@@ -82,14 +82,16 @@ def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapp
 
 def _optimizer(state: Mapping[str, ArrayType]) -> str:
     """MaxText's name of the optimizer with this state."""
-    kept = runs.arrays_per_parameter(state)
-    return "sgd" if not kept else "adam_pax" if any(".first_moment." in name for name in kept) else "adamw"
+    moments = [name for name, (kind, _) in runs.arrays_per_parameter(state).items() if kind != "ema"]
+    return "sgd" if not moments else "adam_pax" if any(".first_moment." in name for name in moments) else "adamw"
 
 
 def export_maxtext(
     config: ExperimentConfig, run_dir: PathLike, checkpoint: PathLike, step: int | None = None, dry_run: bool = False
 ) -> ExportedWeights:
     """Writes a run's checkpoint as MaxText does: the full state, or at step 0 the parameters only.
+
+    Moving averages are left out: MaxText has none.
 
     Args:
       config: The run's recipe.
@@ -110,24 +112,24 @@ def export_maxtext(
     model = config.task.model
     layout = MaxTextLayout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
     rules = layout_of(layout, params, _differences(config, layout))
-    moments, counts = runs.arrays_per_parameter(state), [name for name in state if name.endswith(".count")]
-    wanted = {name: state[name] for name in (*moments, *counts)} if step else {}
-    arrays = runs.read_run(run_dir, step, wanted | {f"params.{name}": x for name, x in params.items()})
+    kept = runs.arrays_per_parameter(state) if step else {}
+    counts = [name for name in state if name.endswith(".count")] if step else []
+    wanted: dict[str, tuple[Kind, str]] = {f"params.{name}": ("params", name) for name in params}
+    wanted |= {name: found for name, found in kept.items() if found[0] != "ema"}
+    arrays = runs.read_run(run_dir, step, {name: state[name] for name in (*wanted, *counts)})
     target = maxtext_folder(checkpoint, step)
     size = sum(x.size for x in params.values())
-    done = ExportedWeights(os.fspath(run_dir), step, target, layout.block, "float32", bool(step), size, [])
+    left_out = ["moving averages"] if any(kind == "ema" for kind, _ in kept.values()) else []
+    run = os.fspath(run_dir)
+    done = ExportedWeights(run, step, target, layout.block, "float32", bool(step), size, [], left_out)
     if dry_run:
         return done
-
-    def tree(kind: Kind, named: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        return {"params": nest_by_name(dict(from_pax(rules, named, kind)))}
-
-    trees = {"params": tree("params", {name: arrays[f"params.{name}"] for name in params})}
     zeros = {name: np.zeros(x.shape, x.dtype) for name, x in params.items()}  # moments of frozen parameters
-    for kind in {kind for kind, _ in moments.values()} if step else ():
-        own = {param: arrays[name] for name, (found, param) in moments.items() if found == kind}
-        trees[kind] = tree(kind, zeros | own)
-    count = np.int32(arrays[counts[0]] if counts and step else step)
+    named = {kind: {**zeros} for kind, _ in wanted.values()}
+    for name, (kind, parameter) in wanted.items():
+        named[kind][parameter] = arrays[name]
+    trees = {kind: {"params": nest_by_name(dict(from_pax(rules, x, kind)))} for kind, x in named.items()}
+    count = np.int32(arrays[counts[0]] if counts else step)
     opt_state = _their_optimizer(_optimizer(state), trees, count) if step else {}
     write_maxtext(checkpoint, step, {"step": np.int32(step), "params": trees["params"], "opt_state": opt_state})
     return done

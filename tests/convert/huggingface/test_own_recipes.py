@@ -75,6 +75,7 @@ def test_layers_for_multi_token_prediction_are_left_out(tmp_path: pathlib.Path):
     write_run(recipe.config, recipe.yaml(), tmp_path / "run", shapes, arrays)
     done = pax.export_weights(tmp_path / "run", tmp_path / "hf")
     assert done.parameters == sum(x.size for name, x in params.items() if not name.startswith("mtp_"))
+    assert done.left_out == ["mtp_0"]
     assert len(load_file(tmp_path / "hf/model.safetensors")) == 9 * 2 + 3
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "llama"
     assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors

@@ -169,6 +169,25 @@ def test_frozen_parameters_have_no_moments(tmp_path: pathlib.Path) -> None:
         np.testing.assert_allclose(theirs[name], x, **FLOAT32)
 
 
+@pytest.mark.parametrize("optimizer", ["AdamW", "Sgd"])
+def test_moving_averages_are_left_out_and_named(tmp_path: pathlib.Path, optimizer: str) -> None:
+    """MaxText has none: it gets the parameters that training has, which the moments belong to."""
+    config = config_of("llama31", opt_type={"Sgd": "sgd"}.get(optimizer, "adamw"))
+    config.task.train.learner.ema_decay = 0.5
+    shapes, random = state_shapes(config), np.random.default_rng(0)
+    named = {name: x for name, x in named_leaves(shapes).items() if name.startswith(("params.", "opt_state."))}
+    arrays = {name: random.uniform(size=x.shape).astype(x.dtype) for name, x in named.items()}
+    write_run(config, "recipe: x\n", tmp_path / "run", shapes, arrays, step=3)
+    done = export_maxtext(config, tmp_path / "run", tmp_path / "theirs")
+    assert done.left_out == ["moving averages"] and done.with_optimizer
+    config.task.train.learner.ema_decay = None
+    again = import_maxtext(config, "recipe: x\n", done.directory, tmp_path / "again")
+    assert again.step == 3
+    found = arrays_of(tmp_path / "again")
+    for name, x in params_in(arrays)["final_norm"].items():
+        np.testing.assert_allclose(found[f"params.final_norm.{name}"], x, **FLOAT32)
+
+
 def test_lion_is_refused(tmp_path: pathlib.Path) -> None:
     """Its one moment is not Adam's first."""
     config = config_of("llama31")
