@@ -71,9 +71,7 @@ class PaxmlCheckpoint:
     def arrays(self, kind: Kind = "params") -> dict[str, ArrayType]:
         """Name -> shape and dtype of each array of a kind."""
         leaves = self._leaves[kind].items()
-        return {
-            name: jax.ShapeDtypeStruct(tuple(x.shape), getattr(x.dtype, "numpy_dtype", x.dtype)) for name, x in leaves
-        }
+        return {name: jax.ShapeDtypeStruct(x.shape, getattr(x.dtype, "numpy_dtype", x.dtype)) for name, x in leaves}
 
     def reader(self, kind: Kind = "params") -> Source:
         """Reads these arrays into host memory."""

@@ -115,6 +115,8 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         return {"norm": norm, **family.of_block, "attention": attention, "feed_forward": feed_forward}
 
     kinds, first = _interleaved_kinds(kind, c), c.get("first_k_dense_replace") or 0
+    if first >= c["num_hidden_layers"]:
+        kinds, first = [(None, False, True)], 0  # all are dense
     if first or len(kinds) > 1:
         turns = {str(i): block(*one) for i, one in enumerate(kinds)}
         stack = {"": "PatternedStack", "turns": {"": ["TransformerBlock"] * len(kinds), **turns}}
@@ -354,7 +356,8 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     if "num_experts" in found:
         found["num_local_experts"] = found["num_experts"]
     if latent:
-        found |= _new_latent(model, attention, feed_forward, size) | {"first_k_dense_replace": num_first}
+        found |= _new_latent(model, attention, feed_forward, size)
+        found["first_k_dense_replace"] = num_first if sparse else model.num_layers
     if sparse and "shared_expert_intermediate_size" in family.defaults:
         found["shared_expert_intermediate_size"] = feed_forward.shared_dims or model.hidden_dims
     layers = [blocks[i % len(blocks)] for i in range(model.num_layers)]
@@ -428,9 +431,8 @@ def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Conf
     if fdl.get_callable(feed_forward) is MoeFeedForward:  # in all kinds of layers but the first ones
         dims = feed_forward.expert_dims or model.hidden_dims
         found |= {"moe_intermediate_size": dims, "n_shared_experts": (feed_forward.shared_dims or dims) // dims}
-        found["topk_method"] = "greedy" if feed_forward.num_groups == 1 else "group_limited_greedy"
-        if feed_forward.scoring == "sigmoid":
-            found["topk_method"] = "noaux_tc"
+        if feed_forward.scoring != "sigmoid":
+            found["topk_method"] = "greedy" if feed_forward.num_groups == 1 else "group_limited_greedy"
     return found
 
 

@@ -64,6 +64,22 @@ def test_both_kinds_of_olmo_3_layers_have_the_theta_of_the_recipe(scaling: dict[
     assert found[GLOBAL].items() >= ({"rope_type": "default"} | parameters[GLOBAL]).items()
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_all_layers_of_deepseek_may_be_dense(family: str):
+    count = CONFIGS[family]["num_hidden_layers"]
+    for first in (count, count + 2):
+        found = {**CONFIGS[family], "first_k_dense_replace": first}
+        values = model_values(found)
+        assert values["stack"] == "Stack" and values["stack.block.feed_forward"] == "FeedForward"
+        config = pax.load(FAMILIES[family].recipe).config
+        for path, value in values.items():
+            assign(config, f"task.model.{path}", value)
+        params = named_leaves(state_shapes(config).params)
+        assert params["stack.layers.feed_forward.w_in"].shape[0] == count
+        written = config_json(config, None, "float32")  # of latent attention without a router, it is V2's
+        assert written["first_k_dense_replace"] == count and not differing_fields(config, written)
+
+
 def test_layers_for_multi_token_prediction_are_left_out(tmp_path: pathlib.Path):
     small = {"num_layers": 2, "model_dims": 16, "hidden_dims": 24, "num_heads": 4, "num_kv_heads": 2}
     small |= {"task.model.vocab_size": 32, "max_seq_len": 16, "mtp_num_layers": 1}
