@@ -11,7 +11,7 @@ import yaml
 from paxcli.config.index import find_overlays
 from paxcli.config.paths import read_text, resolve_path
 from paxcli.config.yaml_text import parse_yaml
-from paxcli.errors import ConfigError, did_you_mean, names_hint
+from paxcli.errors import ConfigError, did_you_mean
 
 YAML_SUFFIXES = (".yaml", ".yml")
 # Suffix of a key in an overlay: assign the value only if the recipe's class has such a field.
@@ -47,9 +47,9 @@ def read_yaml_recipe(path: Path) -> tuple[str, list[str], dict[str, Any]]:
     """
     content = _read_mapping(path)
     keys = ("recipe", "overlays", "set")
-    for key in content:
-        if key not in keys:
-            raise ConfigError(f"{path}: unknown key `{key}`.", names_hint(key, keys))
+    if unknown := [key for key in content if key not in keys]:
+        hint = f"A YAML recipe has {', '.join(keys)}. `pax maxtext-convert` makes one of a config of MaxText."
+        raise ConfigError(f"{path}: unknown key `{unknown[0]}`.", did_you_mean(unknown[0], keys) or hint)
     recipe, overlays, values = content.get("recipe"), content.get("overlays") or [], content.get("set") or {}
     if not isinstance(recipe, str):
         raise ConfigError(f"{path} does not name its base recipe.", "Begin it with a line such as `recipe: tiny`.")

@@ -51,3 +51,13 @@ def test_bad_yaml_names_its_line(tmp_path: pathlib.Path, text: str, message: str
 def test_bad_yaml_recipes(tmp_path: pathlib.Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_yaml_recipe(write(tmp_path / "x.yaml", text))
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("base_config", "`pax maxtext-convert` makes one of a config of MaxText"), ("sets", "Did you mean `set`")],
+)
+def test_a_config_of_another_tool_is_not_a_recipe(tmp_path: pathlib.Path, key: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_yaml_recipe(write(tmp_path / "x.yml", f"{key}: base.yml\nsteps: 10\n"))
+    assert raised.value.message.endswith(f"unknown key `{key}`.") and hint in str(raised.value.hint)
