@@ -29,5 +29,4 @@ def report(
     """
     path = out or (f"{run_dirs[0].rstrip('/')}/report.html" if len(run_dirs) == 1 else "report.html")
     result = pax.Run(run_dirs[0]).report(*run_dirs[1:], path=path, dry_run=dry_run)
-    text = f"{'Would write' if dry_run else 'Wrote'} {path} ({result['bytes'] / 1e6:.1f} MB)"
-    say_result(result, text, as_json)
+    say_result(result, f"{'Would write' if dry_run else 'Wrote'} {path} ({result['bytes'] / 1e6:.1f} MB)", as_json)
