@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import json_text, metrics_text, say, say_result
 from paxcli.cli.runs import open_run
 from paxcli.errors import ConfigError
 from paxcli.log import log
-
-if TYPE_CHECKING:
-    from paxcli.api import Generation, Run
 
 PromptOption = Annotated[
     list[str] | None,
@@ -100,7 +98,7 @@ def decode(
         print(metrics_text(step, metrics), file=sys.stderr)
 
 
-def _chat(run: Run, max_tokens: int | None, settings: dict[str, Any]) -> None:
+def _chat(run: pax.Run, max_tokens: int | None, settings: dict[str, Any]) -> None:
     """Reads lines and answers each: as a conversation if the run has a chat template, else as prompts.
 
     `/new` starts a new conversation. Lines with an empty answer are left out of it, and on a terminal also those that
@@ -154,7 +152,7 @@ class _Printer:
             del self._texts[self._number]
             self._number, self._printed = self._number + 1, 0
 
-    def finish(self, generations: Sequence[Generation]) -> None:
+    def finish(self, generations: Sequence[pax.Generation]) -> None:
         """Prints the continuations that are not printed yet."""
         for number, one in enumerate(generations[self._number :], self._number):
             self(number, one.prompt, one.text, True)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from paxcli.checkpoint.array_differences import ArrayDifferences
     from paxcli.convert.runs import ImportedWeights
 
+# Prefix of a Hugging Face directory, or of a model on the hub, where a run or a recipe may be named.
 HF = "hf:"
-"""Prefix of a Hugging Face directory, or of a model on the hub, where a run or a recipe may be named."""
 
 _SOURCE = "Weights of Hugging Face, a model on the hub, or a checkpoint."
 

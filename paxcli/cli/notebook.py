@@ -13,6 +13,7 @@ import typer
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
 from paxcli.cli.provision import find, say_commands
+from paxcli.cli.remote import ON_ONE
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import find_gcloud
 from paxcli.cloud.jobs import PYTHON
@@ -21,9 +22,7 @@ from paxcli.errors import ConfigError, MissingError, RemoteError
 PORT = 8888
 
 FolderArgument = Annotated[str, typer.Argument(metavar="[DIR]", help="The folder of the notebooks.")]
-OnOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Start it on worker 0 of these TPU VMs. Default: this machine.")
-]
+OnOption = Annotated[str | None, ON_ONE]
 
 
 def notebook(

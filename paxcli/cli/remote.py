@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import paxcli as pax
+from paxcli.cli.import_weights import HF
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.provision import find, say_commands
 from paxcli.cli.runs import check_devices, load_recipe, recipe_files
@@ -26,8 +27,8 @@ from paxcli.config.paths import read_text
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
-_ON = typer.Option(metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
-_ON_ONE = typer.Option(metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
+ON = typer.Option(metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
+ON_ONE = typer.Option(metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
 # Arguments that may name files of this machine, which are then sent along with the command.
 _RECIPES = {"recipe", "target"}
 _FILES = _RECIPES | {"overlays", "prompts_file"}
@@ -49,7 +50,7 @@ def on_workers(verb: Callable[..., None], everywhere: bool = True) -> Callable[.
 
     own = inspect.signature(verb, eval_str=True)
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    option = context.replace(name="on", default=None, annotation=Annotated[str | None, _ON if everywhere else _ON_ONE])
+    option = context.replace(name="on", default=None, annotation=Annotated[str | None, ON if everywhere else ON_ONE])
     command.__signature__ = own.replace(parameters=[*own.parameters.values(), option, context])  # type: ignore
     return command
 
@@ -71,8 +72,7 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
         return say_commands([commands.ssh(target, which, which, script)], bool(params.get("as_json")))
     gcloud = Gcloud()
     workers = find_workers(target, gcloud)
-    if everywhere:
-        _require_shared_disk(str(ctx.info_name), params, workers)
+    _check_sharing(str(ctx.info_name), params, workers)
     job = Job(target, job_name, workers if everywhere else workers[:1], gcloud, log.info)
     log.info("starting %s on %d workers of %d slices of %s", job_name, len(job.workers), target.slices, name)
     job.start(arguments, files)
@@ -136,16 +136,21 @@ def _find_local_file(text: str, files: set[Path], is_recipe: bool) -> Argument:
 def _load_recipe(params: dict[str, Any]) -> pax.Recipe | None:
     """The recipe, if there is one. Finds its mistakes before it is sent."""
     name = params.get("recipe", params.get("target"))
-    if name is None or ("target" in params and not Path(name.partition(":")[0]).is_file()):
+    if name is None or name.startswith(HF) or ("target" in params and not Path(name.partition(":")[0]).is_file()):
         return None
     return load_recipe(name, params.get("overlays"), params.get("sets"))
 
 
-def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:
+def _check_sharing(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:
+    """Raises a ConfigError if several workers cannot share a run directory, or would all import the same weights."""
     places = [str(params[key]) for key in ("run_dir", "target") if params.get(key)]
     if verb in _SHARING and len(workers) > 1 and not any("://" in place or place.startswith("/") for place in places):
         hint = "Give one that all of them reach: --run-dir gs://BUCKET/RUN"
         raise ConfigError(f"{len(workers)} workers share no disk: each would have a run directory of its own.", hint)
+    weights = next((text for key in ("recipe", "source") if (text := str(params.get(key))).startswith(HF)), None)
+    if weights and len(workers) > 1:
+        hint = f"`pax import {weights.removeprefix(HF)} --out gs://BUCKET/RUN`, then write gs://BUCKET/RUN instead."
+        raise ConfigError(f"{len(workers)} workers would all import {weights} into one run directory.", hint)
 
 
 def show(stream: str, text: str) -> None:
