@@ -206,7 +206,7 @@ def delete(
         what = f"{target.slices} slices of" if target.slices > 1 else "the TPU VM of"
         typer.confirm(f"Delete {what} {name} in {target.zone}?", abort=True, err=True)
     states.delete(target, Gcloud())
-    forget(name)
+    forget(target)
     say_result({"name": name, "deleted": True}, f"Deleted {name}.", as_json)
 
 

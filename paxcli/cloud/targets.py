@@ -59,9 +59,11 @@ def remember(target: Target) -> None:
         pass
 
 
-def forget(name: str) -> None:
-    """Forgets a name."""
-    _file(name).unlink(missing_ok=True)
+def forget(target: Target) -> None:
+    """Forgets a target. One of the same name in another zone or project stays remembered."""
+    known = recall(target.name)
+    if known is not None and known.location_options() == target.location_options():
+        _file(target.name).unlink(missing_ok=True)
 
 
 def recall(name: str) -> Target | None:

@@ -44,6 +44,16 @@ def test_from_nothing_to_gone(cloud, pax_here):
     assert pax_here("provision", "describe", "demo")[0] == 2
 
 
+def test_deleting_in_another_zone_keeps_the_record(cloud, pax_here):
+    assert pax_here("provision", "demo", "--accelerator", "v4-8", *IN)[0] == 0
+    assert pax_here("provision", "delete", "demo", "--zone", "europe-west4-a", "--yes")[0] == 0
+    cloud.write(resources={"demo": {"kind": "tpu-vm", "slices": 1, "states": ["READY"], "type": "v4-8"}})
+    found = json.loads(pax_here("provision", "describe", "demo", "--json")[1])
+    assert (found["zone"], found["accelerator"]) == ("us-central2-b", "v4-8")
+    asked = cloud.calls_with("config")
+    assert pax_here("provision", "delete", "demo", "--yes")[0] == 0 and cloud.calls_with("config") == asked
+
+
 def test_a_request_that_fails_at_once_is_a_failure(cloud, pax_here):
     cloud.write(states=[["FAILED"]])
     code, out, err = pax_here("provision", "demo", "--accelerator", "v4-8", "--queued", *IN)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from paxcli.cloud import targets
@@ -14,7 +16,9 @@ def test_a_target_is_remembered_and_forgotten(cloud):
     targets.remember(TARGET)
     assert targets.find_target("demo", None, None, Gcloud(), lambda _: None) == TARGET
     assert cloud.calls == []
-    targets.forget("demo")
+    targets.forget(dataclasses.replace(TARGET, zone="europe-west4-b"))
+    assert targets.recall("demo") == TARGET
+    targets.forget(TARGET)
     with pytest.raises(ConfigError, match="neither"):
         targets.find_target("demo", None, None, Gcloud(), lambda _: None)
 
