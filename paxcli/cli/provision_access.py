@@ -15,7 +15,7 @@ from paxcli.cli.provision import NameArgument, ProjectOption, ZoneOption, find, 
 from paxcli.cli.remote import show, watch
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import Gcloud, find_gcloud
-from paxcli.cloud.jobs import Job, describe, find_job
+from paxcli.cloud.jobs import Job, describe, describe_stop, find_job
 from paxcli.cloud.values import check, check_worker
 from paxcli.cloud.workers import find_workers, select
 from paxcli.errors import ConfigError, RemoteError
@@ -160,9 +160,9 @@ def stop(
       pax provision stop demo --kill
     """
     found = _job(name, job, zone, project)
-    found.stop("KILL" if kill else "TERM")
-    states = {str(worker): answer["state"] for worker, answer in found.status().items()}
-    text = f"Asked {found.name} to stop on {len(states)} workers. Watch: pax provision attach {name}"
+    answers = found.stop("KILL" if kill else "TERM")
+    states = {str(worker): answer["state"] for worker, answer in answers.items()}
+    text = f"{describe_stop(found, answers)} See its output: pax provision attach {name}"
     say_result({"job": found.name, "workers": states}, text, as_json)
 
 

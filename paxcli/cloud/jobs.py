@@ -5,6 +5,7 @@ The job survives a lost connection, since `supervisor.py` runs it on each worker
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import math
@@ -130,16 +131,18 @@ class Job:
 
     def status(self, workers: Sequence[Worker] | None = None) -> dict[Worker, dict[str, Any]]:
         """The job's state on each worker; `unreachable` if a worker does not answer."""
-        asked = self.workers if workers is None else workers
-        answers = on_each(asked, lambda worker: self._ask(worker, f"{_SUPERVISOR} status {self.name}"))
+        return self._states(self.workers if workers is None else workers, f"{_SUPERVISOR} status {self.name}")
+
+    def stop(self, signal_name: str = "TERM") -> dict[Worker, dict[str, Any]]:
+        """Stops the job: TERM lets it save a checkpoint, KILL does not. Returns its state on each worker until then."""
+        return self._states(self.workers, f"{_SUPERVISOR} stop {self.name} {signal_name}")
+
+    def _states(self, workers: Sequence[Worker], script: str) -> dict[Worker, dict[str, Any]]:
+        answers = on_each(workers, lambda worker: self._ask(worker, script))
         return {
             worker: {"state": "unreachable", "tail": answer.message} if isinstance(answer, PaxError) else answer
             for worker, answer in answers.items()
         }
-
-    def stop(self, signal_name: str = "TERM") -> None:
-        """Stops the job: TERM lets it save a checkpoint, KILL does not."""
-        on_each(self.workers, lambda worker: self._ask(worker, f"{_SUPERVISOR} stop {self.name} {signal_name}"))
 
     def _ask(self, worker: Worker, script: str) -> dict[str, Any]:
         return ask(self.target, worker, script, self.gcloud)
@@ -208,6 +211,15 @@ def ask(target: Target, worker: Worker, script: str, gcloud: Gcloud) -> dict[str
 def describe(answer: Mapping[str, Any]) -> str:
     """A worker's state as text."""
     return f"exit code {answer['code']}" if answer["state"] == "ended" else answer["state"]
+
+
+def describe_stop(job: Job, answers: Mapping[Worker, Mapping[str, Any]]) -> str:
+    """What a request to stop did, as text, by the states that the workers had."""
+    counts = collections.Counter(map(describe, answers.values()))
+    if running := counts["running"]:
+        return f"Asked {job.name} to stop on {running} of {len(answers)} workers."
+    states = ", ".join(f"{state} on {count} of {len(answers)} workers" for state, count in counts.items())
+    return f"{job.name} is not running: {states}."
 
 
 def _stream(

@@ -115,6 +115,17 @@ def test_a_job_that_was_never_started_is_an_error(cloud, verb):
         assert isinstance(result.exception, ConfigError) and message in result.exception.message
 
 
+def test_stopping_a_job_that_has_ended_says_how(cloud):
+    job = Watched(prepare(cloud, slices=2))
+    job.start(["recipes", "show", "nosuch"], {})
+    assert job.watch() == 2
+    for words in ((), ("--kill",), ("--job", "job-1")):
+        result = CliRunner().invoke(app, ["provision", "stop", "demo", *words])
+        assert result.exit_code == 0 and "job-1 is not running: exit code 2 on 2 of 2 workers." in result.stdout
+    found = json.loads(CliRunner().invoke(app, ["provision", "stop", "demo", "--json"]).stdout)
+    assert found == {"job": "job-1", "workers": {"0.0": "ended", "1.0": "ended"}}
+
+
 def test_a_lost_job_is_reported(cloud):
     job = Watched(prepare(cloud))
     job.start(["--version"], {})
