@@ -3,7 +3,7 @@
 `python -m paxcli.cloud.supervisor start SPEC`, or `status JOB`, `follow JOB OUT ERR`, `dump JOB`, `stop JOB SIGNAL`,
 `latest`. SPEC is JSON: `job`, `arguments` of pax, and `files` by their paths. Answers are lines of JSON. A job's files
 are in `~/.pax/jobs/JOB`, with those of SPEC below `files`, in the directories that they come from. The supervisor of
-the running job holds the lock file, which contains the job's name.
+the running job and the job itself hold the lock file, which contains the job's name.
 """
 
 from __future__ import annotations
@@ -66,20 +66,27 @@ def start(spec: dict[str, Any]) -> dict[str, Any]:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    _supervise(folder, [sys.executable, "-m", "paxcli", *arguments], write_end)
+    _supervise(folder, [sys.executable, "-m", "paxcli", *arguments], write_end, lock)
     os._exit(0)
 
 
-def _supervise(folder: Path, command: list[str], ready: int) -> None:
-    """Runs the command, closes the file descriptor `ready` once it is running, and records its exit code."""
+def _supervise(folder: Path, command: list[str], ready: int, lock: int) -> None:
+    """Runs the command, closes the file descriptor `ready` once it is running, and records its exit code.
+
+    The command holds the lock, too, in case it outlives this process. At its end the lock is released, whatever
+    processes it leaves behind.
+    """
     with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=Path.home(), start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, cwd=Path.home(), start_new_session=True, pass_fds=[lock]
+        )
     (folder / "pid").write_text(str(process.pid))
     os.close(ready)
     code = process.wait()
     with open(folder / "exit.part", "r+") as file:  # overwrites: the disk may be full now
         json.dump({"code": code if code >= 0 else 128 - code, "ended": time.time()}, file)
     (folder / "exit.part").replace(folder / "exit.json")
+    fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def status(job: str) -> dict[str, Any]:

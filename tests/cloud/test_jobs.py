@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -157,6 +158,40 @@ def test_a_killed_job_leaves_no_process(tmp_path, monkeypatch):
         started = time.monotonic()
         assert parent.stdout.read() == "" and time.monotonic() - started < 30  # the sleeping process has it too
     assert parent.returncode == -signal.SIGKILL
+
+
+ASK = """
+import sys
+from paxcli.cloud import supervisor
+sys.executable = "HOME/job"
+supervisor.main(*sys.argv[1:])
+"""
+
+
+def test_a_job_whose_supervisor_was_killed_keeps_its_machine(tmp_path):
+    (tmp_path / "job").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "job").chmod(0o755)
+
+    def ask(*words: str) -> dict:
+        argv = [sys.executable, "-c", ASK.replace("HOME", str(tmp_path)), *words]
+        env = {**os.environ, "HOME": str(tmp_path)}
+        return json.loads(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout)
+
+    def start(job: str) -> dict:
+        return ask("start", json.dumps({"job": job, "arguments": [], "files": {}}))
+
+    assert start("job-1") == {"job": "job-1", "state": "running"}
+    pid = int((tmp_path / ".pax/jobs/job-1/pid").read_text())
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    os.kill(int(re.search(r"PPid:\s*(\d+)", status)[1]), signal.SIGKILL)
+    assert ask("status", "job-1")["state"] == "running"
+    assert start("job-2") == {"busy": "job-1"}
+    assert ask("stop", "job-1", "KILL")["state"] == "running"
+    while os.path.exists(f"/proc/{pid}/exe"):
+        time.sleep(0.01)
+    assert ask("status", "job-1")["state"] == "lost"
+    assert start("job-2")["state"] == "running"
+    ask("stop", "job-2", "KILL")
 
 
 def _spec_of(cloud):
