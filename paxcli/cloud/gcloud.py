@@ -17,16 +17,7 @@ INSTALL = "https://cloud.google.com/sdk/docs/install"
 _TRIES = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 
-_CHATTER = (
-    "WARNING",
-    "Using ssh batch",
-    "SSH: ",
-    "Completed execution",
-    "SCP: ",
-    "Updating ",
-    "Propagating",
-    "Warning:",
-)
+_CHATTER = re.compile("WARNING|Warning:|Using ssh batch|SSH: |SCP: |Completed execution|Updating |Propagating")
 _TRANSIENT = re.compile(
     r"UNAVAILABLE|\b50[0234]\b|\b429\b|rateLimitExceeded|DEADLINE_EXCEEDED|backendError|Internal error encountered"
     r"|connection (was )?(reset|aborted|refused|timed out|closed)|temporarily unavailable"
@@ -162,7 +153,7 @@ def find_gcloud() -> str:
 
 def failure(argv: Sequence[str], returncode: int, stderr: str) -> RemoteError:
     """The error for a failed gcloud command: the relevant lines of its stderr, and the likely cause as hint."""
-    lines = [line for line in stderr.strip().splitlines() if line.strip() and not line.startswith(_CHATTER)]
+    lines = [line for line in stderr.strip().splitlines() if line.strip() and not _CHATTER.match(line)]
     first = next((number for number, line in enumerate(lines) if line.startswith("ERROR")), len(lines))
     # The output of a remote script comes before gcloud's own message.
     message = "\n".join(lines[max(0, first - 6) : first + 8]) or f"exit status {returncode}"

@@ -241,8 +241,10 @@ def _stream(
             for line in process.stdout:
                 answer = json.loads(line) if line.startswith("{") and line.endswith("}\n") else {}
                 if "text" in answer:
-                    at[answer["stream"]] = answer["end"]
-                    on_text(answer["stream"], answer["text"])
+                    stream, end = answer["stream"], answer["end"]
+                    before, at[stream] = at.get(stream, 0), max(at.get(stream, 0), end)
+                    if end > before:  # gcloud itself repeats the command, with its old offsets, when ssh fails
+                        on_text(stream, answer["text"].encode()[before - end :].decode(errors="replace"))
                 elif "state" in answer:
                     return answer, RemoteError("")
         finally:

@@ -235,10 +235,10 @@ def _other_name(target: Target) -> str:
 
 
 def not_usable(status: Status, target: Target) -> RemoteError:
-    """The error for a target that failed, was preempted or deleted."""
+    """The error for a target that is not running."""
     hints = {
         Phase.FAILED: "Check zone, accelerator type and quota; pax provision create --recreate recreates it.",
         Phase.PREEMPTED: "pax provision create --recreate deletes and recreates it.",
         Phase.GONE: "It was deleted, or never created: pax provision list",
     }
-    return RemoteError(f"{target.name} is {status}.", hints[status.phase])
+    return RemoteError(f"{target.name} is {status}.", hints.get(status.phase, f"pax provision wait {target.name}"))

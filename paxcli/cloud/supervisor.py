@@ -8,6 +8,7 @@ the running job and the job itself hold the lock file, which contains the job's 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import json
@@ -176,9 +177,11 @@ def _read(path: Path, start: int, whole_lines: bool = False) -> tuple[str, int]:
             start, data = file.tell(), file.read(_CHUNK)
     except FileNotFoundError:
         return "", start
-    if whole_lines or len(data) == _CHUNK:
+    is_part = whole_lines or len(data) == _CHUNK
+    if is_part:
         data = data[: data.rfind(b"\n") + 1] or (data if len(data) == _CHUNK else b"")
-    return data.decode(errors="replace"), start + len(data)
+    text, used = codecs.utf_8_decode(data, "replace", not is_part)  # of a part, the last character may be incomplete
+    return text, start + used
 
 
 def _answer(answer: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from paxcli.cloud import commands, states
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud
-from paxcli.errors import ConfigError, PaxError, RemoteError
+from paxcli.errors import ConfigError, PaxError
 
 T = TypeVar("T")
 
@@ -39,10 +39,7 @@ def find_workers(target: Target, gcloud: Gcloud) -> list[Worker]:
     """
     status = states.look(target, gcloud)
     if status.phase is not states.Phase.READY:
-        hint = f"pax provision wait {target.name}"
-        if status.phase in (states.Phase.FAILED, states.Phase.PREEMPTED, states.Phase.GONE):
-            hint = states.not_usable(status, target).hint
-        raise RemoteError(f"{target.name} is not running: it is {status}.", hint)
+        raise states.not_usable(status, target)
     return [Worker(number, index) for number, count in enumerate(status.workers) for index in range(count)]
 
 

@@ -92,6 +92,30 @@ def test_a_lost_connection_is_reopened_without_repeated_output(cloud):
     assert job.out["stdout"].count("\ntiny ") == 1
 
 
+AGAIN = """#!/bin/sh
+case "$*" in *"supervisor {verb}"*) {gcloud} "$@" | head -n {lines};; esac
+exec {gcloud} "$@"
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_output_is_shown_once_where_gcloud_runs_the_command_again(cloud, lines):
+    """As gcloud does up to ten times if ssh loses the connection, with the same arguments."""
+    job = Watched(prepare(cloud))
+    job.start(["--version"], {})
+    assert job.watch() == 0
+    written = "a line\n" * 10_001 + "ü" * 70_000  # in chunks, one of which would end within a character
+    (cloud.root / "workers/demo-w0/.pax/jobs/job-1/stdout").write_text(written)
+    gcloud = cloud.root / "bin/gcloud"
+    gcloud.rename(cloud.root / "bin/once")
+    gcloud.write_text(AGAIN.format(verb="follow", gcloud=cloud.root / "bin/once", lines=lines))
+    gcloud.chmod(0o755)
+    for start in (0, -100, len(written.encode()) - 3):
+        job.at, job.out["stdout"] = {"stdout": start, "stderr": 0}, ""
+        assert job.watch() == 0
+        assert job.out["stdout"] == written.encode()[start:].decode(errors="replace")
+
+
 def test_the_exit_code_is_the_jobs_and_files_are_sent(cloud):
     job = Watched(prepare(cloud))
     job.start(["recipes", "show", ("mine.yaml", "")], {"mine.yaml": "recipe: nosuch\n"})
