@@ -49,7 +49,7 @@ def emit(
       pax provision emit c4-1b --target slurm --accelerator h100:4 --run-dir /shared/c4-1b
       pax provision emit tiny --target skypilot --accelerator h100:8 --out tiny.yaml
     """
-    from paxcli.cloud.emit import TARGETS, Gpus, Task, find_machine
+    from paxcli.cloud.emit import TARGETS, Gpus, Task, find_machine, job_name
     from paxcli.config.overlay import YAML_SUFFIXES
     from paxcli.training.validate import validate
 
@@ -60,7 +60,7 @@ def emit(
         if given and target not in targets:
             raise ConfigError(f"{option} has no effect with --target {target}.", "Leave it out.")
     machine = find_machine(accelerator)
-    task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
+    task = Task(name or job_name(resolved.name), [*words, "--", recipe], machine, slices, image, run_dir, source)
     text = TARGETS[target](task)
     in_slices = None if isinstance(machine, Gpus) else slices
     has = f"{slices} x {accelerator} has {task.devices}"

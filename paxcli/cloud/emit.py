@@ -25,6 +25,8 @@ _FINAL_CODES = [2, 3, 5, 6]
 _STOP_SECONDS = 120
 _RESTARTS = 20
 _PORT = 8476
+# JobSet labels each Job with its coordinator, NAME-slice-0-0.NAME, and a label has at most 63 characters.
+_JOBSET_NAME = 26
 _CODE_SAVED = 75
 
 # A process of a Slurm job: an error of its own counts more than that of a process which only lost the others (75).
@@ -99,6 +101,11 @@ def find_machine(text: str) -> Accelerator | Gpus:
     return Gpus(match[1], int(match[2])) if match else find_accelerator(text)
 
 
+def job_name(recipe: str) -> str:
+    """A recipe's name as a job's: `gpt2-1-5b` for `gpt2-1.5b`."""
+    return re.sub("[^a-z0-9]+", "-", recipe.lower()).strip("-")
+
+
 def gke(task: Task) -> str:
     """A JobSet manifest: one Job per slice, one pod per host.
 
@@ -108,6 +115,10 @@ def gke(task: Task) -> str:
     slice_ = task.machine
     if isinstance(slice_, Gpus) or slice_.row.gke is None:
         raise ConfigError("--target gke requires a TPU v4 or newer.", "For GPUs, use --target slurm or skypilot.")
+    if len(task.name) > _JOBSET_NAME:
+        raise ConfigError(
+            f"{task.name!r} is too long for a JobSet.", f"Set --name, of at most {_JOBSET_NAME} characters."
+        )
     if task.image is None:
         raise ConfigError("GKE needs a container image with pax.", "Set --image; --target image writes a Dockerfile.")
     if "://" not in (task.run_dir or ""):

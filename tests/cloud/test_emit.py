@@ -141,6 +141,22 @@ def test_the_jobset_is_valid_under_its_own_schema(machine, count):
             jsonschema.validate(manifest, schema)
 
 
+def test_names_that_jobset_makes_of_its_own_stay_valid():
+    """As JobSet's webhook checks them: `validateCoordinatorLabelValue`, and the longest names of Jobs and pods."""
+    for name, fits in (("a" * 26, True), ("a" * 27, False)):
+        task = Task(name, COMMAND, find_machine("v4-4096"), 1024, IMAGE, BUCKET)
+        assert (len(f"{name}-slice-0-0.{name}") <= 63) is fits
+        if fits:
+            spec = yaml.safe_load(gke(task))["spec"]
+            (job,) = spec["replicatedJobs"]
+            pods = job["template"]["spec"]["completions"]
+            assert len(f"{name}-{job['name']}-{job['replicas'] - 1}-{pods - 1}-abcde") <= 63
+            assert spec["coordinator"] == {"replicatedJob": "slice", "jobIndex": 0, "podIndex": 0}
+        else:
+            with pytest.raises(ConfigError, match="too long for a JobSet"):
+                gke(task)
+
+
 @pytest.mark.parametrize("run_dir", [None, "runs/a", "/shared/a"])
 def test_gke_needs_a_run_directory_that_outlives_a_pod(run_dir):
     with pytest.raises(ConfigError, match="pod's own disk"):
@@ -292,6 +308,16 @@ def test_a_job_on_other_slices_than_those_of_the_mesh_is_refused(words, message,
     job = ["--target=gke", "--image=registry/pax:1", "--run-dir=gs://bucket/run", "--json"]
     assert run(app, ["provision", "emit", *words, *job]) == (2 if message else 0)
     assert message is None or message in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_job_of_a_recipe_whose_name_no_scheduler_takes(tmp_path, capsys):
+    from paxcli.cli.main import app, run
+
+    (tmp_path / "My_run.v2.yaml").write_text("recipe: tiny\n")
+    job = ["--target=slurm", "--accelerator=h100:4", "--run-dir=/shared/run"]
+    for recipe, name in (("gpt2-1.5b", "gpt2-1-5b"), (f"{tmp_path}/My_run.v2.yaml", "my-run-v2")):
+        assert run(app, ["provision", "emit", recipe, *job]) == 0
+        assert f"#SBATCH --job-name={name}\n" in capsys.readouterr().out
 
 
 def test_files_that_a_job_reads_are_named(tmp_path, caplog, capsys):
