@@ -142,15 +142,10 @@ class Layers:
     dims: tuple[int, ...] = ()
 
     @staticmethod
-    def of_one_stack(count: int, axis: int = 0) -> Layers:
-        """Layers in one stack."""
-        return Layers(tuple(Slot({"layer": "layers"}, index) for index in range(count)), axis)
-
-    @staticmethod
     def of_stacks(pattern: str, count: int, dims: tuple[int, ...] = ()) -> Layers:
-        """Interleaved stacks: layer i is in stack i % `count`, whose leading dimensions are `dims`.
+        """Interleaved stacks, or one: layer i is in stack i % `count`, whose leading dimensions are `dims`.
 
-        Without `dims`, each layer has tensors of its own. `{layer}` is the number in a pattern.
+        Without `dims`, each layer has tensors of its own. The name of a stack is `pattern` with its number.
         """
         numbers = range(count * math.prod(dims))
         slots = (Slot({"layer": pattern.format(n % count)}, n // count if dims else None) for n in numbers)
@@ -220,7 +215,7 @@ def pax_layers(params: Mapping[str, ArrayType], num_layers: int) -> Layers:
         return Layers.of_stacks("layers_{}", num_layers)
     in_stages = next((name for name in params if name.startswith(("stack.stages.", "stack.repeats."))), None)
     if in_stages is None:
-        return Layers.of_one_stack(num_layers)
+        return Layers.of_stacks("layers", 1, (num_layers,))
     group = in_stages[len("stack.") : in_stages.index("stages.") + len("stages.")]
     is_unrolled = f"{group}layers_" in in_stages
     dims = tuple(params[in_stages].shape[: group.count(".") + (not is_unrolled)])

@@ -49,7 +49,7 @@ def _without_prefix(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _layout(foreign: Mapping[str, np.ndarray]) -> Layout:
     count = len(paxml_layout(foreign, Layers(())).foreign.slots)
-    return paxml_layout(foreign, Layers.of_one_stack(count)).only(foreign, "foreign")
+    return paxml_layout(foreign, Layers.of_stacks("layers", 1, (count,))).only(foreign, "foreign")
 
 
 def model_of(params: Mapping[str, Any]) -> LanguageModel:

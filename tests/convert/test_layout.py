@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -27,6 +28,10 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
         assert found[name].dtype == x.dtype
 
 
+def one_stack(count: int, axis: int = 0) -> Layers:
+    return dataclasses.replace(Layers.of_stacks("layers", 1, (count,)), axis=axis)
+
+
 @st.composite
 def layers(draw: st.DrawFn, count: int) -> Layers:
     kind = draw(st.sampled_from(["stacked", "unstacked", "interleaved", "with a remainder", "in stages"]))
@@ -34,7 +39,7 @@ def layers(draw: st.DrawFn, count: int) -> Layers:
         return Layers.of_stacks("layer_{}", count)
     axis = draw(st.integers(0, 1))
     if kind == "stacked":
-        return Layers.of_one_stack(count, axis=axis)
+        return one_stack(count, axis)
     size = draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
     if kind == "interleaved":
         return Layers(tuple(Slot({"layer": f"turn_{i % size}"}, i // size) for i in range(count)), axis)
@@ -113,7 +118,7 @@ def test_families_of_hugging_face_go_there_and_back(family: str) -> None:
 
 def test_differences_are_named() -> None:
     rules = (Rule("a", "x"), Rule("h.{layer}.b", "stack.{layer}.y", (transpose(1, 0),)), Rule("c", "z"))
-    layout = Layout(rules, Layers.of_stacks("{}", 2), Layers.of_one_stack(2))
+    layout = Layout(rules, Layers.of_stacks("{}", 2), one_stack(2))
     params = {"x": np.zeros(3), "stack.layers.y": np.zeros((2, 5, 4)), "z": np.zeros(2), "more": np.zeros(1)}
     found: dict[str, Any] = {"a": np.zeros(3), "h.0.b": np.zeros((4, 5)), "h.1.b": np.zeros((5, 4)), "d": np.zeros(1)}
     differences = compare_to_model(layout, params, found)
@@ -125,8 +130,8 @@ def test_differences_are_named() -> None:
 
 def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
     stack = np.zeros((4, 3, 2))
-    rules, ours = (Rule("{layer}.w", "stack.{layer}.w"),), Layers.of_one_stack(4)
-    ((_, x),) = from_pax(Layout(rules, Layers.of_one_stack(4, axis=1), ours), {"stack.layers.w": stack})
+    rules, ours = (Rule("{layer}.w", "stack.{layer}.w"),), one_stack(4)
+    ((_, x),) = from_pax(Layout(rules, one_stack(4, 1), ours), {"stack.layers.w": stack})
     assert x.shape == (3, 4, 2) and np.shares_memory(x, stack)
     asked = []
 
@@ -143,7 +148,7 @@ def test_layers_of_pax_are_inferred_from_names() -> None:
     def found(names: list[str], num_layers: int, *shape: int) -> Layers:
         return pax_layers({name: np.zeros(shape) for name in names}, num_layers)
 
-    assert found(["stack.layers.attention.query"], 2) == Layers.of_one_stack(2)
+    assert found(["stack.layers.attention.query"], 2) == one_stack(2)
     assert found(["stack.layers_0.attention.query"], 2) == Layers.of_stacks("layers_{}", 2)
     interleaved = found(["stack.layers.turn_0.norm.scale", "stack.layers.turn_1.norm.scale"], 4)
     assert [slot.index for slot in interleaved.slots] == [0, 0, 1, 1]

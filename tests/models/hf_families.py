@@ -128,7 +128,8 @@ def layout_of(family: str) -> Layout:
     """How HF holds the parameters of a family."""
     model = globals()[family]()
     if family == "neox":
-        return Layout(_neox_rules(), Layers.of_stacks("{}", model.num_layers), Layers.of_one_stack(model.num_layers))
+        ours = Layers.of_stacks("layers", 1, (model.num_layers,))
+        return Layout(_neox_rules(), Layers.of_stacks("{}", model.num_layers), ours)
     kind = "llama" if family.startswith("llama") else family
     batch = NestedMap(language_spec(1, 4))
     shapes = jax.eval_shape(fdl.build(model).init, jax.random.key(0), batch)["params"]

@@ -82,7 +82,8 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         problem = f"Its weights are quantized ({method}), and pax imports weights in float32, bfloat16 or float16."
         hint = "Import the original weights, or save these in bfloat16: see the page Weights of Hugging Face."
         raise ConfigError(problem, hint)
-    full = {**family.defaults, **config}
+    ignored = {*read_data("keys_of_some_families.yaml")} - family.defaults.keys()
+    full = {**family.defaults, **{key: value for key, value in config.items() if key not in ignored}}
     if "num_local_experts" in config:  # as transformers 5 writes `num_experts`
         full["num_experts"] = config["num_local_experts"]
     for key, allowed in {"is_causal": [True], **family.required}.items():
@@ -183,7 +184,7 @@ def _latent_attention(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str
 def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None, bool, bool]]:
     """The window of each of the interleaved kinds of layers, whether it has experts, and whether it has RoPE."""
     family, types, window = FAMILIES[kind], c.get("layer_types"), c["sliding_window"]
-    layers, step = range(c["num_hidden_layers"]), c["interleave_moe_layer_step"]
+    layers, step = range(c["num_hidden_layers"]), c.get("interleave_moe_layer_step", 1)
     sparse = c.get("moe_layers") if family.experts else ()
     sparse = layers[step - 1 :: step] if sparse is None else sparse
     period = c.get("sliding_window_pattern")  # as transformers 4 writes Gemma 3's, where it has no `layer_types`
@@ -353,8 +354,6 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         found |= _new_rope(attention.rotary)
     if sparse:
         found |= {key: getattr(feed_forward, field) for key, field in family.experts.items()}
-    if "num_experts" in found:
-        found["num_local_experts"] = found["num_experts"]
     if latent:
         found |= _new_latent(model, attention, feed_forward, size)
         found["first_k_dense_replace"] = num_first if sparse else model.num_layers

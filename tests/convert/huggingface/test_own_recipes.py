@@ -64,6 +64,23 @@ def test_both_kinds_of_olmo_3_layers_have_the_theta_of_the_recipe(scaling: dict[
     assert found[GLOBAL].items() >= ({"rope_type": "default"} | parameters[GLOBAL]).items()
 
 
+@pytest.mark.parametrize("family", ["llama31", "mistral", "qwen3", "mixtral", "olmo2", "gemma", "phi3"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"layer_types": [LOCAL, GLOBAL], "sliding_window_pattern": 2},
+        {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
+        {"query_pre_attn_scalar": 2, "attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0},
+        {"first_k_dense_replace": 1, "interleave_moe_layer_step": 2, "moe_layers": [0]},
+    ],
+)
+def test_keys_of_other_families_are_not_read(family: str, keys: dict[str, Any]):
+    """`transformers` ignores them: its logits are the same with and without."""
+    if (family, *keys) == ("qwen3", "layer_types", "sliding_window_pattern"):
+        keys = {"sliding_window_pattern": 2}
+    assert model_values({**CONFIGS[family], **keys}) == model_values(CONFIGS[family])
+
+
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
 def test_all_layers_of_deepseek_may_be_dense(family: str):
     count = CONFIGS[family]["num_hidden_layers"]
