@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 import subprocess
@@ -106,7 +105,7 @@ def import_once(
     if recipe is not None:
         command += ["--recipe", recipe, *retype_changes(overlays, sets)]
     elif overlays or sets:
-        _check_changes(command, overlays, sets)
+        _check_changes(name, run_dir, overlays, sets)
     command += [*(["--dry-run"] if dry_run else []), *(["--json"] if as_json else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode < 0:
@@ -120,15 +119,14 @@ def import_once(
     return None if dry_run else run_dir
 
 
-def _check_changes(command: list[str], overlays: Words, sets: Words) -> None:
+def _check_changes(source: str, run_dir: str, overlays: Words, sets: Words) -> None:
     """Raises a ConfigError for what does not fit the recipe that an import would make."""
-    words = [*command, "--dry-run", "--json"]
-    would = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-    if would.returncode == 0:  # else the import gives the reason
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-            file.write(json.loads(would.stdout)["recipe"])
-            file.flush()
-            load_recipe(file.name, overlays, sets)
+    from paxcli.convert.huggingface.weights import recipe_of
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(recipe_of(source, run_dir))
+        file.flush()
+        load_recipe(file.name, overlays, sets)
 
 
 def _text(done: ImportedWeights, dry_run: bool) -> str:

@@ -110,6 +110,20 @@ def import_huggingface(
     return dataclasses.replace(done, not_imported=not_imported, left_out=left_out)
 
 
+def recipe_of(source: PathLike, run_dir: PathLike) -> str:
+    """The recipe that an import would make, as YAML, without values for decoding. Reads no weights, starts no devices.
+
+    Raises:
+      DataError: A file is missing or damaged.
+      ConfigError: Pax does not have the architecture.
+      MissingError: The hub does not let this user read the model.
+      RemoteError: The hub cannot be reached.
+    """
+    folder = resolve_path(find_model(source))
+    family, found = text_decoder(read_json(folder / CONFIG))
+    return _new_recipe(folder, found, family, resolve_path(run_dir) / ORIGIN, {})[2]
+
+
 def _new_recipe(folder: Path, found: dict[str, Any], family: str, target: Path, decoding: dict[str, Any]) -> Recipe:
     """A recipe that trains the model: its family, config and YAML."""
     values = {

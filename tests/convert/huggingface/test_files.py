@@ -1,4 +1,4 @@
-"""Safetensors files: sharded, damaged, and missing safetensors files."""
+"""Files of a directory of Hugging Face: safetensors, sharded, damaged and missing; the recipe of its config.json."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+import yaml
 
 import paxcli as pax
 from paxcli.convert.huggingface.files import INDEX, SINGLE, Safetensors, read_json, write_safetensors
+from paxcli.convert.huggingface.weights import recipe_of
 from paxcli.errors import DataError
+from tests.convert.huggingface.directories import write_directory, write_tokenizer
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -104,3 +107,14 @@ def test_a_config_that_is_missing_or_damaged_is_named(tmp_path):
         with pytest.raises(DataError, match="config.json is") as caught:
             read_json(tmp_path / "config.json")
         assert "download it again" in caught.value.hint
+
+
+def test_the_recipe_of_an_import_is_known_without_its_weights(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama31")
+    write_tokenizer(source)
+    imported = yaml.safe_load(pax.import_weights(source, tmp_path / "run").recipe)
+    (source / "model.safetensors").unlink()
+    found = yaml.safe_load(recipe_of(source, tmp_path / "run"))
+    decoding = {path for path in imported["set"] if path.startswith("decoding.")}
+    assert decoding == imported["set"].keys() - found["set"].keys() == {"decoding.eos_ids"}
+    assert found["recipe"] == imported["recipe"] and found["set"].items() <= imported["set"].items()
