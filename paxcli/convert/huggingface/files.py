@@ -102,7 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         refuse_pickles(path.parent)
         fault = f"{path.parent} has no {path.name}" if path.parent.is_dir() else f"There is no directory {path.parent}"
-        raise DataError(f"{fault}.", "Give a directory of Hugging Face's format.")
+        raise DataError(f"{fault}.", "Give a directory of Hugging Face's format, not a file in it.")
     return read_object(path)
 
 

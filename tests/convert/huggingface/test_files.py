@@ -109,6 +109,13 @@ def test_a_config_that_is_missing_or_damaged_is_named(tmp_path):
         assert "download it again" in caught.value.hint
 
 
+def test_a_file_in_place_of_its_directory(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2")
+    with pytest.raises(DataError) as raised:
+        pax.import_weights(source / "model.safetensors", tmp_path / "run")
+    assert "a directory of Hugging Face's format, not a file in it" in str(raised.value.hint)
+
+
 def test_the_recipe_of_an_import_is_known_without_its_weights(tmp_path: pathlib.Path):
     source = write_directory(tmp_path / "hf", "llama31")
     write_tokenizer(source)
