@@ -36,7 +36,7 @@ def recipe_files(path: Path) -> Iterator[Path]:
             if file.suffix in (".py", *YAML_SUFFIXES) and not Path(name).is_absolute() and file.is_file():
                 yield from recipe_files(file) if name is base else [file]
     for name, module in list(sys.modules.items()):
-        place, source = path.parent.joinpath(*name.split(".")), vars(module).get("__file__")
+        place, source = path.parent.joinpath(*name.split(".")), str(getattr(module, "__file__", None))
         if path.suffix == ".py" and source in (f"{place}.py", f"{place}/__init__.py") and not name.startswith("paxcli"):
             yield Path(source)
 

@@ -214,7 +214,7 @@ def describe(answer: Mapping[str, Any]) -> str:
 
 
 def describe_stop(job: Job, answers: Mapping[Worker, Mapping[str, Any]]) -> str:
-    """What a request to stop did, as text, by the states that the workers had."""
+    """The effect of a request to stop, as text, by the states that the workers had."""
     counts = collections.Counter(map(describe, answers.values()))
     if running := counts["running"]:
         return f"Asked {job.name} to stop on {running} of {len(answers)} workers."

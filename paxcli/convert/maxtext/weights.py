@@ -135,7 +135,7 @@ def export_maxtext(
     return done
 
 
-def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) -> Any:
+def _their_optimizer(optimizer: str, trees: Mapping[Kind, Any], count: np.int32) -> Any:
     """The state of `optax.adamw`, of MaxText's `adam_pax`, or of `optax.sgd`."""
     scheduled = optax.ScaleByScheduleState(count)
     if optimizer == "sgd":
