@@ -161,8 +161,8 @@ class BaseInput(Configurable, abc.ABC):
         """The chat template of prompts (`paxcli.inputs.chat_template.ChatTemplate`); None if there is none."""
         return None
 
-    def special_tokens(self) -> dict[int, str]:
-        """Ids of special tokens, such as padding, and the text to show for each."""
+    def special_tokens(self, key: str = "ids") -> dict[int, str]:
+        """Ids of special tokens in the batch's field `key`, such as padding, and the text to show for each."""
         tokenizer = self.text_tokenizer
         return {} if tokenizer is None else {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>"}
 

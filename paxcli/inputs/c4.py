@@ -140,7 +140,7 @@ class C4Input(SeqIOInput):
     @functools.cached_property
     def task(self) -> Any:
         assert self.split_name is not None
-        with translate_errors(f"Input `{self.name}`"):
+        with translate_errors(self.name):
             return self.c4.task(self.split_name)
 
     def _validate_task(self) -> None:

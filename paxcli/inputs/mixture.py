@@ -96,8 +96,8 @@ class MixtureInput(RandomAccessInput):
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
         return self.inputs[0].ids_to_strings(ids, lengths, key)
 
-    def special_tokens(self) -> dict[int, str]:
-        return self.inputs[0].special_tokens()
+    def special_tokens(self, key: str = "ids") -> dict[int, str]:
+        return self.inputs[0].special_tokens(key)
 
     @property
     def text_tokenizer(self) -> Any:

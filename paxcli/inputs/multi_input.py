@@ -78,9 +78,15 @@ class MultiInput(BaseInput):
             child.set_state(state[name])
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        name, _, field = key.partition(".")
-        child = self.inputs[name if name in self.inputs else self.default_input or next(iter(self.inputs))]
-        return child.ids_to_strings(ids, lengths, field or key)
+        return self._input_of(key).ids_to_strings(ids, lengths, key.partition(".")[2] or key)
+
+    def special_tokens(self, key: str = "ids") -> dict[int, str]:
+        return self._input_of(key).special_tokens(key.partition(".")[2] or key)
+
+    def _input_of(self, key: str) -> BaseInput:
+        """The input that a field of a batch is from, or the one for fields outside of all inputs."""
+        name = key.partition(".")[0]
+        return self.inputs[name if name in self.inputs else self.default_input or next(iter(self.inputs))]
 
 
 def _combine(batches: dict[str, Any]) -> NestedMap:

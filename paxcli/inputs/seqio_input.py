@@ -155,7 +155,7 @@ class SeqIOInput(StreamInput):
 
     def _read_epoch_rows(self, epoch: int, row: int, size: int) -> Iterator[NestedMap]:
         """The rows of an epoch from `row`, `size` at a time; the last ones may be fewer."""
-        with translate_errors(self._where):
+        with translate_errors(self.name):
             rows = self.feature_converter(self.examples(epoch), task_feature_lengths=self.lengths)
             rows = rows.take(self.eval_num_examples or -1).skip(row)
             batches = rows.batch(size).prefetch(load("tensorflow").data.AUTOTUNE)
@@ -229,7 +229,7 @@ class SeqIOInput(StreamInput):
           DataError: Files are missing or cannot be read.
         """
         self.validate()
-        with translate_errors(self._where):
+        with translate_errors(self.name):
             splits = list(self.task.splits)
         split = str(self.split_name).partition("[")[0]
         if splits and split not in splits:
@@ -242,11 +242,11 @@ class SeqIOInput(StreamInput):
     def _warn_of_few_shards(self) -> None:
         tasks = getattr(self.task, "tasks", [self.task])
         for task in tasks if self.is_sharded and self.num_infeed_hosts > 1 else ():
-            with translate_errors(self._where):
+            with translate_errors(self.name):
                 files = self.num_infeed_hosts if self.use_cached else len(task.source.list_shards(self.split_name))
             if files < self.num_infeed_hosts:
-                message = "%s: %d hosts share only %d files, so each host reads all of them."
-                log.warning(message, self._where, self.num_infeed_hosts, files)
+                message = "Input `%s`: %d hosts share only %d files, so each host reads all of them."
+                log.warning(message, self.name, self.num_infeed_hosts, files)
 
     @functools.cached_property
     def text_tokenizer(self) -> VocabularyTokenizer:
@@ -323,7 +323,7 @@ class SeqIOInput(StreamInput):
                 if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
                     metrics[f"seqio/{name}"] = float(value)
                 else:
-                    log.warning("%s: metric `%s` is not a number; skipped.", self._where, name)
+                    log.warning("Input `%s`: metric `%s` is not a number; skipped.", self.name, name)
         return metrics
 
     def _target_text(self, example: Mapping[str, Any]) -> str:
@@ -334,12 +334,8 @@ class SeqIOInput(StreamInput):
 
     def _targets(self) -> Iterator[Mapping[str, Any]]:
         """The examples of an eval epoch, ordered by `example_id`."""
-        with translate_errors(self._where):
+        with translate_errors(self.name):
             yield from self.examples().take(self.eval_num_examples or -1).as_numpy_iterator()
-
-    @property
-    def _where(self) -> str:
-        return f"Input `{self.name}`"
 
 
 @dataclasses.dataclass(frozen=True)

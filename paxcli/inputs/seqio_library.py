@@ -37,17 +37,17 @@ def load(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def translate_errors(where: str) -> Iterator[None]:
-    """Turns exceptions of TensorFlow and SeqIO into DataError or ConfigError; messages begin with `where`."""
+def translate_errors(name: str | None) -> Iterator[None]:
+    """Turns exceptions of TensorFlow and SeqIO into DataError or ConfigError about the input `name`."""
     tf = load("tensorflow")
     try:
         yield
     except tf.errors.OpError as error:
         hint = "Check the files (`gzip -t` finds damaged ones) and the task's preprocessors."
-        raise DataError(f"{where}: {_cause(error.message)}", hint) from None
+        raise DataError(f"Input `{name}`: {_cause(error.message)}", hint) from None
     except (ValueError, TypeError) as error:
         hint = "Correct the SeqIO task, or the fields of the input that name it."
-        raise ConfigError(f"{where}: {error}", hint) from error
+        raise ConfigError(f"Input `{name}`: {error}", hint) from error
 
 
 def without_autograph(function: Callable) -> Callable:

@@ -112,7 +112,7 @@ class TextInput(RandomAccessInput):
             return super().ids_to_strings(ids, lengths, key)
         return [tokenizer.decode(row[:length]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
-    def special_tokens(self) -> dict[int, str]:
+    def special_tokens(self, key: str = "ids") -> dict[int, str]:
         if (tokenizer := self._decoding_tokenizer) is None:
             return {self._token_info.pad_id: "<pad>", self._token_info.eos_id: "<eos>"}
         named = {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>", tokenizer.bos_id: "<bos>"}

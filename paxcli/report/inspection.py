@@ -226,7 +226,7 @@ def _decode_with_loss_mask(
 
 
 def _decode(data: BaseInput, ids: np.ndarray, field: str, is_document: bool = False) -> str:
-    special = data.special_tokens()
+    special = data.special_tokens(field)
     if is_document:  # its tokens are not padding; without a pad token, rows are padded with the id of a character
         special = {token: name for token, name in special.items() if name != "<pad>"}
     parts = []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paxcli.errors import DataError
+from paxcli.inputs.multi_input import MultiInput
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.text import TextInput
 from paxcli.report.inspection import count_shared_rows, inspect_batches
@@ -29,6 +30,14 @@ def test_shows_segments_and_special_tokens(tmp_path):
     assert [(one["first"], one["last"], one["segments"]) for one in found.lengths] == [(1, 1, 0), (2, 2, 0), (3, 3, 3)]
     assert found.rows_per_second > 0
     assert not found.warnings
+
+
+def test_special_tokens_are_those_of_the_input_that_a_field_is_from(tmp_path):
+    (tmp_path / "a").write_text("abc")
+    text = TextInput(files=[f"{tmp_path}/a"], batch_size=1, seq_len=6)
+    found = inspect_batches(MultiInput(inputs={"text": text, "walk": synthetic(batch_size=1)}, is_training=True), 1)
+    row = found.rows[0][0]
+    assert row["text.ids"] == ["<bos>abc", "<pad>×2"] and "<" not in row["walk.ids"][0]
 
 
 def test_lengths_are_those_of_the_documents(tmp_path):
