@@ -11,7 +11,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, TextIO
 
 from etils import epath
 
@@ -61,10 +62,10 @@ class JsonlWriter:
         self._path = epath.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         size = _size_up_to(self._path, resume_step)
-        self._file, self._remote_text = None, ""
         if "://" in os.fspath(path):
-            self._remote_text = self._path.read_bytes()[:size].decode() if size else ""
-            replace_text(self._path, self._remote_text)
+            self._file: TextIO = io.StringIO()
+            self._file.write(self._path.read_bytes()[:size].decode() if size else "")
+            replace_text(self._path, self._file.getvalue())
         else:
             self._file = open(self._path, "a", encoding="utf-8")
             self._file.truncate(size)
@@ -72,18 +73,14 @@ class JsonlWriter:
     def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Appends one line."""
         finite = {name: value if is_finite(value) else None for name, value in values.items()}
-        line = json.dumps({"step": step, "split": split, **finite}, allow_nan=False) + "\n"
-        if self._file is None:
-            self._remote_text += line
-            replace_text(self._path, self._remote_text)
-        else:
-            self._file.write(line)
-            self._file.flush()
+        self._file.write(json.dumps({"step": step, "split": split, **finite}, allow_nan=False) + "\n")
+        self._file.flush()
+        if isinstance(self._file, io.StringIO):
+            replace_text(self._path, self._file.getvalue())
 
     def close(self) -> None:
         """Closes the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 class TensorBoardWriter:
@@ -118,7 +115,11 @@ class TensorBoardWriter:
     def _open(self, split: str) -> Any:
         from tensorboardX import SummaryWriter, record_writer
 
-        record_writer.register_writer_factory(_EVENTS, _EventFiles())
+        factory = SimpleNamespace(  # for paths with the prefix `_EVENTS`, local or in buckets
+            open=lambda path: _EventFile(record_writer.open_file(path.removeprefix(f"{_EVENTS}:"))),
+            directory_check=lambda path: record_writer.directory_check(path.removeprefix(f"{_EVENTS}:")),
+        )
+        record_writer.register_writer_factory(_EVENTS, factory)
         self._splits[split] = SummaryWriter(
             f"{_EVENTS}:{self._directory}/{split}",
             purge_step=self._purge_step,
@@ -129,24 +130,8 @@ class TensorBoardWriter:
         return self._splits[split]
 
 
-class _EventFiles:
-    """Opens TensorBoard's event files, local or in buckets, for paths after `pax-events:`."""
-
-    def open(self, path: str) -> _EventFile:
-        """Opens a new file."""
-        from tensorboardX.record_writer import open_file
-
-        return _EventFile(open_file(path.removeprefix(f"{_EVENTS}:")))
-
-    def directory_check(self, path: str) -> None:
-        """Creates the directory of a local file."""
-        from tensorboardX.record_writer import directory_check
-
-        directory_check(path.removeprefix(f"{_EVENTS}:"))
-
-
 class _EventFile:
-    """A file whose first failure is logged, and which drops everything after that."""
+    """TensorBoard's file of events, whose first failure is logged, and which drops everything after that."""
 
     def __init__(self, file: Any):
         self._file = file

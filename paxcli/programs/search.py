@@ -210,7 +210,7 @@ def _count_with(policy: Changes, session: Session, fp8_speed: float) -> Work:
     config = with_derived_sizes(_with(session.config, policy), session.mesh.size)
     experiment = dataclasses.replace(session.experiment, task=fdl.build(config.task))
     with session.active():
-        return count_work(dataclasses.replace(session, experiment=experiment), fp8_speed)
+        return count_work(session._replace(experiment=experiment), fp8_speed)
 
 
 def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Experiment]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import fiddle as fdl
 import flax.linen as nn
@@ -28,8 +27,7 @@ from paxcli.training.validate import validate
 from paxcli.training.watchdog import Watchdog
 
 
-@dataclasses.dataclass(frozen=True)
-class Session:
+class Session(NamedTuple):
     """A built experiment and its mesh.
 
     Attributes:

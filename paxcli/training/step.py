@@ -12,6 +12,7 @@ import optax
 from paxcli.errors import ConfigError
 from paxcli.layers.fp8 import accumulating
 from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
+from paxcli.mesh.compiler_options import Options
 from paxcli.metrics.meter import RESERVED
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.learner import replace_trained
@@ -24,9 +25,7 @@ Slice = tuple[Any, dict, dict, dict, jax.Array]
 TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def make_train_step(
-    task: SingleTask, abstract: TrainState, compiler_options: dict[str, Any] | None = None
-) -> jax.stages.Wrapped:
+def make_train_step(task: SingleTask, abstract: TrainState, options: Options | None = None) -> jax.stages.Wrapped:
     """The jitted train step `(state, batch) -> (state, metrics)`. It donates the old state.
 
     Call it under `use_mesh`. The metrics stay on the device: `loss`, every metric of the model, `learning_rate`,
@@ -75,7 +74,7 @@ def make_train_step(
         return state, reported | own
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
 
 
 def _gradients(

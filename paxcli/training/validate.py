@@ -125,9 +125,8 @@ def _check_lora(config: Any, model: Model, lora: Lora) -> None:
 def _check_inputs(given: Any, config: Any, model: Model) -> None:
     paths = ["train_input", *(f"eval_inputs.{i}" for i in range(len(config.eval_inputs)))]
     for path, source in zip(paths, (given.train_input, *given.eval_inputs), strict=True):
-        hosts = {"num_infeed_hosts": source.num_infeed_hosts, "infeed_host_index": source.infeed_host_index}
-        for field, value in hosts.items():
-            if value:
+        for field, value in fdl.ordered_arguments(source).items():
+            if value and field in ("num_infeed_hosts", "infeed_host_index"):
                 raise ConfigError(f"{path}.{field}={value} has no effect: a run sets it itself.", "Remove it.")
     if given.train_input.__arguments__.get("is_training") is False:
         raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")
