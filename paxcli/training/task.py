@@ -212,5 +212,8 @@ class SingleTask(Configurable):
     def loss_and_metrics(self, *arguments: Any) -> tuple[WeightedScalars, NestedMap]:
         """What `Model.loss_and_metrics` returns, with the task's own `loss` and what `summary_verbosity` adds."""
         metrics, examples = self.model.loss_and_metrics(*arguments)
+        if arrays := [name for name, pair in metrics.items() if any(map(jnp.ndim, pair))]:
+            hint = "Return its weighted mean, and the sum of the weights."
+            raise ConfigError(f"The value or weight of the model's metric `{arrays[0]}` is not a scalar.", hint)
         more = strict_accuracy(examples) if self.summary_verbosity else {}
         return metrics | more | {"loss": self.loss_aggregator(metrics)}, examples

@@ -281,6 +281,22 @@ def test_a_metric_may_not_have_the_name_of_one_of_pax(name, verbosity, monkeypat
         _run(config)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_metric_with_a_shape_is_named(microbatches, monkeypatch):
+    """The error was that only an array of size 1 can be converted to a scalar."""
+    compute_loss = LanguageModel.compute_loss
+
+    def with_rows(self, predictions, batch):
+        metrics, examples = compute_loss(self, predictions, batch)
+        return metrics | {"per_row": (batch.weights.mean(-1), batch.weights.sum(-1))}, examples
+
+    monkeypatch.setattr(LanguageModel, "compute_loss", with_rows)
+    config = _small()
+    config.task.train.num_microbatches = microbatches
+    with pytest.raises(ConfigError, match="metric `per_row` is not a scalar"):
+        _run(config)
+
+
 def test_a_config_used_twice_is_one_object():
     config = _small()
     config.eval_inputs = [config.train_input]
