@@ -51,7 +51,8 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
 def replace_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Replaces a file atomically: after a kill or a power failure it has the old content or the new, never a part.
 
-    An error names the file, which is then unchanged. A device or a pipe is not replaced: the content is written to it.
+    An error names the file, which is then unchanged. The permissions of an old file are kept. A device or a pipe is not
+    replaced: the content is written to it.
     """
     with _replacement(path, ".tmp") as place:
         write = repeat(place.write_bytes) if "://" in os.fspath(path) else place.write_bytes
@@ -91,6 +92,8 @@ def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
     temporary = Path(f"{target}{suffix}")
     try:
         yield temporary
+        if os.path.exists(target):
+            shutil.copymode(target, temporary)
         sync(temporary)
         rename_durably(temporary, target)
     except OSError as error:

@@ -65,6 +65,15 @@ def test_of_a_link_the_file_is_replaced(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"text"
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: pathlib.Path, mode: int) -> None:
+    """One that only its owner may read became readable to all."""
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(mode)
+    replace_text(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new" and (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
 def test_the_pipe_of_another_process_takes_the_content() -> None:
     """Such as `--out /dev/stdout`, a link whose target has no path."""
     reader, writer = os.pipe()
