@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import queue
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from etils import epath
 
 from paxcli.config.paths import replace_text
-from paxcli.errors import MissingError, first_line
+from paxcli.errors import MissingError, Stopped, first_line
 from paxcli.log import log
 from paxcli.metrics.writers import TRAIN, MetricValues, is_finite
 
@@ -27,12 +28,14 @@ class Client(NamedTuple):
     Attributes:
       id: Lets a resumed run continue it.
       log: Takes the step and the metrics.
-      close: Marks the run as finished.
+      close: Ends the run in one of `states`.
+      states: The tracker's states of a run that is `finished`, was `stopped` by a signal, or `failed`.
     """
 
     id: str
     log: Callable[[int, dict[str, float]], object]
-    close: Callable[[], object]
+    close: Callable[[Any], object]
+    states: dict[str, Any]
 
 
 def _open_wandb(name: str, recipe: dict[str, Any], run_id: str | None) -> Client:
@@ -45,7 +48,8 @@ def _open_wandb(name: str, recipe: dict[str, Any], run_id: str | None) -> Client
     run = wandb.init(project=project, name=name, id=run_id, resume="allow", config=recipe, settings=settings)
     # Steps of its own would have to increase, and those after a resume do not.
     run.define_metric("*", step_metric="step")
-    return Client(run.id, lambda step, values: run.log({"step": step, **values}), run.finish)
+    states = {"finished": 0, "stopped": 255, "failed": 1}  # exit codes; 255 is wandb's own after Ctrl-C
+    return Client(run.id, lambda step, values: run.log({"step": step, **values}), run.finish, states)
 
 
 def _open_mlflow(name: str, recipe: dict[str, Any], run_id: str | None) -> Client:
@@ -56,7 +60,8 @@ def _open_mlflow(name: str, recipe: dict[str, Any], run_id: str | None) -> Clien
     run = mlflow.start_run(run_id=run_id, run_name=name)
     if run_id is None:
         mlflow.log_params(recipe)
-    return Client(run.info.run_id, lambda step, values: mlflow.log_metrics(values, step), mlflow.end_run)
+    states = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+    return Client(run.info.run_id, lambda step, values: mlflow.log_metrics(values, step), mlflow.end_run, states)
 
 
 _OPEN = {"wandb": _open_wandb, "mlflow": _open_mlflow}
@@ -81,7 +86,7 @@ class TrackerWriter:
 
     def __init__(self, name: str, run_dir: epath.Path, recipe: dict[str, Any], resume_step: int):
         self._name, self._run_dir, self._recipe, self._resumes = name, run_dir, recipe, resume_step > 0
-        self._queue: queue.SimpleQueue[tuple[int, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, dict[str, Any]] | str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send, name=name, daemon=True)
         self._thread.start()
 
@@ -89,27 +94,26 @@ class TrackerWriter:
         """Queues the values that are finite, named `split/metric`."""
         self._queue.put((step, {f"{split}/{name}": value for name, value in values.items() if is_finite(value)}))
 
-    def close(self) -> None:
-        """Waits until the tracker has everything, or a minute."""
-        self._queue.put(None)
+    def close(self, kind: type[BaseException] | None = None, error: BaseException | None = None, /, *_: object) -> None:
+        """Waits until the tracker has everything, or a minute. `error`: what ended the run; None = it is finished."""
+        stopped = isinstance(error, Stopped | KeyboardInterrupt)
+        self._queue.put("finished" if error is None else "stopped" if stopped else "failed")
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
             log.warning("%s did not receive all metrics within %d s.", self._name, _CLOSE_SECONDS)
 
     def _send(self) -> None:
-        failed = False
+        warn_once = functools.cache(log.warning)
         try:
             path = self._run_dir / f"{self._name}-run-id.txt"
             run_id = path.read_text().strip() if self._resumes and path.exists() else None
             client = _OPEN[self._name](self._run_dir.name, self._recipe, run_id)
             replace_text(path, client.id + "\n")
-            while (entry := self._queue.get()) is not None:
+            while isinstance(entry := self._queue.get(), tuple):
                 try:
                     client.log(*entry)
                 except Exception as error:  # each client raises its own types
-                    if not failed:
-                        log.warning("%s did not receive all metrics: %s", self._name, first_line(error))
-                    failed = True
-            client.close()
+                    warn_once("%s did not receive all metrics: %s", self._name, first_line(error))
+            client.close(client.states[entry])
         except Exception as error:
             log.warning("%s failed: %s", self._name, first_line(error))

@@ -45,8 +45,8 @@ class Writer(Protocol):
     def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Writes the metrics of one step; `split` is `train` or `eval/NAME`."""
 
-    def close(self) -> None:
-        """Flushes and closes."""
+    def close(self, kind: type[BaseException] | None = None, error: BaseException | None = None, /, *_: object) -> None:
+        """Flushes and closes. Takes the arguments of `__exit__`; `error`: what ended the run, if it is not finished."""
 
 
 class JsonlWriter:
@@ -78,7 +78,7 @@ class JsonlWriter:
         if isinstance(self._file, io.StringIO):
             replace_text(self._path, self._file.getvalue())
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Closes the file."""
         self._file.close()
 
@@ -107,7 +107,7 @@ class TensorBoardWriter:
             if is_finite(value):
                 writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Closes the files of all splits."""
         for writer in self._splits.values():
             writer.close()

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -73,8 +72,7 @@ class TrainingRun:
         self.recipe = plain_values(session.config)
         # Eval inputs that continue where their last evaluation ended. Their positions are those after the last complete
         # evaluation, so that an interrupted one can be repeated.
-        evals = [source for source in session.experiment.eval_inputs if not source.reset_for_eval]
-        self.continued = {_split(source): source for source in evals}
+        self.continued = {_split(one): one for one in session.experiment.eval_inputs if not one.reset_for_eval}
         self.eval_positions, self.evaluated_step = self._eval_positions(), 0
         newest, model = self.store.latest_step(), self.task.model
         # Imported weights have neither adapters nor the copy that DPO compares with: training starts from them.
@@ -122,27 +120,36 @@ class TrainingRun:
 
     def run(self, warm_start: WarmStart | None, goodput: Goodput) -> None:
         """Trains from the latest checkpoint, or from the start: to the last step, an early stop, or a signal."""
-        started, self.goodput = time.perf_counter(), goodput
+        self.started, self.goodput = time.perf_counter(), goodput
         with goodput.time(COMPILE):
             train_step, state, first_batch = self._compile(warm_start)
         self.last_step = goodput.first_step = goodput.step = int(state.step)
         lines = [line for line in self.lines if line["step"] <= self.last_step]
         self.divergence = DivergenceCheck(self.task.train.learner, self.last_step, int(state.skipped_steps), lines)
         self.lines = [line for line in lines if line["split"] != TRAIN]  # those of train steps may be large
-        self.meter = self._meter()
+        batch, peak = self.session.batch, self.session.peak_flops
+        flops = self.task.model.step_flops(batch)
+        self.meter = Meter(
+            flops_per_step=flops.total if flops else None,
+            tokens_per_step=tokens_in(batch),
+            num_train_steps=self.num_train_steps,
+            peak_flops_total=peak * self.session.mesh.size if peak else None,
+            summary_interval_steps=self.task.train.summary_interval_steps,
+        )
         self.writers = self._writers(self.last_step if self.resumes else 0)
         goodput.switch(STEP)
-        with self.watchdog:
-            try:
-                self._train(train_step, state, self.last_step + 1, first_batch)
-            finally:
-                goodput.switch(SAVE)
-                self.seconds = time.perf_counter() - started
-                self.instrument.close()
-                for writer in self.writers:
-                    writer.close()
-                if jax.process_count() == 1 or not sys.exc_info()[0]:  # else it could wait for the others for ever
-                    self.store.close()
+        with self.watchdog, contextlib.ExitStack() as stack:
+            for close in (*(writer.close for writer in self.writers), self._close):  # called in reverse order
+                stack.push(close)
+            self._train(train_step, state, self.last_step + 1, first_batch)
+
+    def _close(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Ends the trace and the last save; `kind` is the type of what ended the run, if it did not end by itself."""
+        self.goodput.switch(SAVE)
+        self.seconds = time.perf_counter() - self.started
+        self.instrument.close()
+        if jax.process_count() == 1 or kind is None:  # else it could wait for the others for ever
+            self.store.close()
 
     def _train(self, train_step: TrainStep, state: TrainState, first_step: int, first_batch: NestedMap | None) -> None:
         if self.is_eval_missing(first_step - 1):
@@ -259,10 +266,9 @@ class TrainingRun:
         with self.meter.pause(), self.goodput.time(EVAL), TraceAnnotation(EVALUATE_PHASE):
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, check_stop)
-            samples = self.sample(step, params) if self.sample else []
+            for prompt, text in self.sample(step, params) if self.sample else ():
+                self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         self.eval_positions, self.evaluated_step = self._eval_positions(), step
-        for prompt, text in samples:
-            self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self._write(step, values, split)
@@ -282,17 +288,6 @@ class TrainingRun:
     def _write(self, step: int, values: MetricValues, split: str) -> None:
         for writer in self.writers:
             writer.write(step, values, split)
-
-    def _meter(self) -> Meter:
-        batch, peak = self.session.batch, self.session.peak_flops
-        flops = self.task.model.step_flops(batch)
-        return Meter(
-            flops_per_step=flops.total if flops else None,
-            tokens_per_step=tokens_in(batch),
-            num_train_steps=self.num_train_steps,
-            peak_flops_total=peak * self.session.mesh.size if peak else None,
-            summary_interval_steps=self.task.train.summary_interval_steps,
-        )
 
     def _writers(self, first_step: int) -> list[Writer]:
         if jax.process_index() != 0:

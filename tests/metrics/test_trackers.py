@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 
-from paxcli.errors import MissingError
+from paxcli.errors import DivergedError, MissingError, Stopped
 from paxcli.metrics import trackers
 from paxcli.metrics.trackers import TrackerWriter, check_installed
 from tests.jobs import free_port
@@ -53,12 +53,12 @@ def wandb_records(log):
         at += 7 + length
 
 
-def send(name, run_dir, resume_step=0, first=1):
+def send(name, run_dir, resume_step=0, first=1, error=None):
     writer = TrackerWriter(name, run_dir, RECIPE | MANY, resume_step)
     for step in (first, first + 1):
         writer.write(step, {"loss": 1 / step, "mfu": None, "grad_norm": float("nan")})
     writer.write(first + 1, {"loss": 0.25}, "eval/held-out")
-    writer.close()
+    writer.close(type(error), error, None)
 
 
 @pytest.fixture
@@ -95,6 +95,27 @@ def test_a_client_that_hangs_delays_the_end_of_a_run_only_so_long(tmp_path, monk
     thread.join()
 
 
+@pytest.fixture
+def recorded(monkeypatch):
+    """Replaces wandb's client by one that records the id and the state of each run."""
+    runs = []
+
+    def start(name, recipe, run_id):
+        run_id = run_id or f"id{len(runs)}"
+        states = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+        return trackers.Client(run_id, lambda *_: None, lambda state: runs.append((name, run_id, state)), states)
+
+    monkeypatch.setitem(trackers._OPEN, "wandb", start)
+    return runs
+
+
+def test_a_run_that_did_not_finish_is_not_finished(tmp_path, recorded):
+    """All were, after a signal or an error too."""
+    for error in (None, Stopped("SIGTERM"), KeyboardInterrupt(), DivergedError("NaN"), ValueError()):
+        send("wandb", tmp_path, error=error)
+    assert [state for *_, state in recorded] == ["finished", "stopped", "stopped", "failed", "failed"]
+
+
 def test_a_tracker_that_is_not_installed_is_found_before_the_run(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingError, match="mlflow, which is not installed") as error:
@@ -112,10 +133,10 @@ def test_wandb_offline_receives_the_metrics(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     run_dir = tmp_path / "run-a"
     run_dir.mkdir()
-    send("wandb", run_dir)
-    run_id = (run_dir / "wandb-run-id.txt").read_text().strip()
+    send("wandb", run_dir, error=Stopped("SIGTERM"))
+    run_id = (run_dir / "wandb-run-id.txt").read_text().split()[0]
     (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run_id}.wandb")
-    rows, runs = [], []
+    rows, runs, exits = [], [], []
     for data in wandb_records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
@@ -124,12 +145,15 @@ def test_wandb_offline_receives_the_metrics(tmp_path, monkeypatch):
             rows.append({name: value for name, value in items.items() if not name.startswith("_")})
         if record.HasField("run"):
             runs.append(record.run)
+        if record.HasField("exit"):
+            exits.append(record.exit.exit_code)
     assert rows == [
         {"step": 1, "train/loss": 1.0},
         {"step": 2, "train/loss": 0.5},
         {"step": 2, "eval/held-out/loss": 0.25},
     ]
     assert {(run.project, run.display_name, run.run_id) for run in runs} == {("pax", "run-a", run_id)}
+    assert exits == [255]
 
 
 @contextlib.contextmanager
@@ -170,14 +194,17 @@ def test_mlflow_receives_the_metrics_and_a_resumed_run_continues(tmp_path, monke
         mlflow.set_tracking_uri(address)
         run_dir = tmp_path / "run-a"
         run_dir.mkdir()
-        send("mlflow", run_dir)
-        send("mlflow", run_dir, resume_step=2, first=3)
+        send("mlflow", run_dir, error=Stopped("SIGTERM"))
         client = mlflow.MlflowClient()
         (run,) = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
+        assert run.info.status == "KILLED"
+        send("mlflow", run_dir, resume_step=2, first=3)
+        (run,) = client.search_runs([run.info.experiment_id])
         assert (run.info.run_name, run.info.status) == ("run-a", "FINISHED")
         assert run.data.params == {name: str(value) for name, value in (RECIPE | MANY).items()}
         losses = client.get_metric_history(run.info.run_id, "train/loss")
         assert [(one.step, one.value) for one in losses] == [(step, 1 / step) for step in (1, 2, 3, 4)]
         assert [one.step for one in client.get_metric_history(run.info.run_id, "eval/held-out/loss")] == [2, 4]
-        send("mlflow", run_dir)  # a new run in the same directory
-        assert len(client.search_runs([run.info.experiment_id])) == 2
+        send("mlflow", run_dir, error=ValueError())  # a new run in the same directory
+        found = client.search_runs([run.info.experiment_id])
+        assert sorted(one.info.status for one in found) == ["FAILED", "FINISHED"]
