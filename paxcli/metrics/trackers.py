@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from etils import epath
 
-from paxcli.config.paths import replace_text
+from paxcli.config.paths import replace_text, resolve_path
 from paxcli.errors import MissingError, Stopped, first_line
 from paxcli.log import log
 from paxcli.metrics.writers import TRAIN, MetricValues, is_finite
@@ -106,9 +106,9 @@ class TrackerWriter:
         warn_once = functools.cache(log.warning)
         try:
             path = self._run_dir / f"{self._name}-run-id.txt"
-            run_id = path.read_text().strip() if self._resumes and path.exists() else None
+            run_id = _read_id(path) if self._resumes and path.exists() else None
             client = _OPEN[self._name](self._run_dir.name, self._recipe, run_id)
-            replace_text(path, client.id + "\n")
+            replace_text(path, f"{client.id}\n{resolve_path(path)}\n")
             while isinstance(entry := self._queue.get(), tuple):
                 try:
                     client.log(*entry)
@@ -117,3 +117,11 @@ class TrackerWriter:
             client.close(client.states[entry])
         except Exception as error:
             log.warning("%s failed: %s", self._name, first_line(error))
+
+
+def _read_id(path: epath.Path) -> str | None:
+    """The id of the tracker's run, from its file; None if that is a copy of one that is still where it was written."""
+    run_id, *place = path.read_text().splitlines()
+    original = resolve_path(place[0] if place else path)  # earlier versions wrote the id only
+    is_copy = original != resolve_path(path) and original.exists() and run_id in original.read_text().splitlines()
+    return None if is_copy else run_id

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -114,6 +115,20 @@ def test_a_run_that_did_not_finish_is_not_finished(tmp_path, recorded):
     for error in (None, Stopped("SIGTERM"), KeyboardInterrupt(), DivergedError("NaN"), ValueError()):
         send("wandb", tmp_path, error=error)
     assert [state for *_, state in recorded] == ["finished", "stopped", "stopped", "failed", "failed"]
+
+
+def test_a_copy_of_a_run_does_not_continue_the_tracker_s_run_of_the_original(tmp_path, recorded):
+    (tmp_path / "a").mkdir()
+    send("wandb", tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    send("wandb", tmp_path / "copy", resume_step=2)
+    send("wandb", tmp_path / "copy", resume_step=4)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    send("wandb", tmp_path / "moved", resume_step=2)
+    (tmp_path / "moved" / "wandb-run-id.txt").write_text("id7\n")  # as earlier versions wrote it
+    send("wandb", tmp_path / "moved", resume_step=4)
+    found = [(name, run_id) for name, run_id, _ in recorded]
+    assert found == [("a", "id0"), ("copy", "id1"), ("copy", "id1"), ("moved", "id0"), ("moved", "id7")]
 
 
 def test_a_tracker_that_is_not_installed_is_found_before_the_run(monkeypatch):
