@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -41,8 +40,8 @@ def ls(run_dir: RunDirArgument, as_json: JsonOption = False) -> None:
     from paxcli.checkpoint.maintenance import list_checkpoints, list_local_checkpoints
 
     with _explain_deletion(run_dir):
-        found = [dataclasses.asdict(info) for info in list_checkpoints(run_dir)]
-        local = [dataclasses.asdict(info) for info in list_local_checkpoints(run_dir)]
+        found = [info._asdict() for info in list_checkpoints(run_dir)]
+        local = [info._asdict() for info in list_local_checkpoints(run_dir)]
     say_result({"checkpoints": found, "local": local}, "\n".join(map(_line, found + local)), as_json)
 
 
@@ -62,7 +61,7 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
     from paxcli.checkpoint.maintenance import verify_checkpoints
 
     jax.config.update("jax_platforms", "cpu")
-    results = [dataclasses.asdict(result) for result in verify_checkpoints(run_dir, steps or ())]
+    results = [result._asdict() for result in verify_checkpoints(run_dir, steps or ())]
     damaged = [result for result in results if result["problem"]]
     lines = [f"step {one['step']}: {one['problem'] or _intact(one['arrays'], one['bytes'])}" for one in results]
     if not damaged:
@@ -78,20 +77,25 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
 def rm(
     run_dir: RunDirArgument, steps: DoomedStepsOption, dry_run: DryRunOption = False, as_json: JsonOption = False
 ) -> None:
-    """Delete checkpoints of a run that is not training. The last one is never deleted.
+    """Delete checkpoints of a run that is not training.
+
+    The last sound one is never deleted: it reads the others until it finds a sound one. Runs on the CPU.
 
     \b
     Examples:
       pax checkpoints rm runs/tiny --step 100
       pax checkpoints rm runs/tiny --step 100 --step 200 --dry-run
     """
+    import jax
+
     from paxcli.checkpoint.maintenance import delete_checkpoints
     from paxcli.checkpoint.manager import find_steps
     from paxcli.training.run_dir import RunDir
 
+    jax.config.update("jax_platforms", "cpu")
     find_steps(run_dir)
     with RunDir(run_dir).lock(dry_run):
-        deleted = [dataclasses.asdict(info) for info in delete_checkpoints(run_dir, steps, dry_run)]
+        deleted = [info._asdict() for info in delete_checkpoints(run_dir, steps, dry_run)]
     verb = "Would delete" if dry_run else "Deleted"
     say_result({"deleted": deleted}, "\n".join(f"{verb} {_line(one)}" for one in deleted), as_json)
 
@@ -114,7 +118,7 @@ def copy(
     from paxcli.checkpoint.maintenance import copy_checkpoints
 
     with _explain_deletion(run_dir):
-        copied = [dataclasses.asdict(info) for info in copy_checkpoints(run_dir, out, steps or (), dry_run)]
+        copied = [info._asdict() for info in copy_checkpoints(run_dir, out, steps or (), dry_run)]
     verb = "Would copy" if dry_run else "Copied"
     say_result({"copied": copied}, "\n".join(f"{verb} {_line(one)}" for one in copied), as_json)
 
