@@ -166,8 +166,10 @@ def discard_local(checkpoints: epath.Path) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def local_steps(checkpoints: epath.Path) -> list[int]:
-    """The local steps that are complete on this machine."""
+def local_steps(checkpoints: epath.Path, directory: str | None) -> list[int]:
+    """The local steps that are complete on this machine; none unless the run's local tier is in `directory`."""
+    if directory is None or _recorded_root(checkpoints) != _root(checkpoints, directory):
+        return []
     parts = collections.Counter((path.parent.name.rpartition("-")[2], path.name) for path in find_local(checkpoints))
     return [int(step) for (count, step), found in parts.items() if found == int(count)]
 

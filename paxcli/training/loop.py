@@ -24,7 +24,6 @@ from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError, DataError, PaxError, Stopped
 from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
-from paxcli.log import log
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import agree, exit_on_error, find_different, return_free_memory
@@ -35,7 +34,6 @@ from paxcli.metrics.trackers import TrackerWriter, check_installed
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MetricValues, TensorBoardWriter, Writer, read_lines
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
-from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment, tokens_in
 from paxcli.training.instrument import Instrument
@@ -155,7 +153,7 @@ class TrainingRun:
         if self.is_eval_missing(first_step - 1):
             self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
         for step in range(first_step, self.num_train_steps + 1):
-            if self._is_eval_due(self.last_step) and (reason := self.early_stop()):
+            if self._is_eval_due(self.last_step) and (reason := self.end_reason()):
                 self._save(self.last_step, state, force=True)
                 self.report.message(f"Stopping early: {reason}. Saved at step {self.last_step}.")
                 break
@@ -248,8 +246,10 @@ class TrainingRun:
         """The splits of `metrics.jsonl` that have a line of `step`."""
         return {line["split"] for line in self.lines if line["step"] == step}
 
-    def early_stop(self) -> str | None:
-        """Why the run ends before its last step, by its evaluations so far; None = it does not."""
+    def end_reason(self) -> str | None:
+        """Why the run ends after `last_step`: that is the last of all, or an early stop. None = it does not."""
+        if self.last_step >= self.num_train_steps:
+            return f"it has {self.last_step} of {self.num_train_steps} steps"
         return self.task.early_stopping_fn.reason(self.lines, self.last_step)
 
     def _evaluate(self, step: int, state: TrainState, logged: Set[str] = frozenset()) -> None:
@@ -356,26 +356,38 @@ def train(
         run_dir.check_start(warm_start is not None or run.resumes)
         if warm_start is not None and run.resumes:
             report.message(f"{run_dir.path} has checkpoints, so nothing is taken from {warm_start.run_dir}.")
+            warm_start = None
         elif warm_start is not None:
             run.last_step = warm_start.first_step(run.num_train_steps)  # an error is found before the step is compiled
         if make_sampler and session.experiment.sample_prompts:
             run.sample = make_sampler(session, run_dir)
-        done = run.last_step
-        reason = f"it has {done} of {run.num_train_steps} steps" if done >= run.num_train_steps else run.early_stop()
-        if reason and not run.is_eval_missing(done):
+        if policy.on_corrupt == "previous" and run.end_reason():  # a finished run would read no checkpoint
+            run.last_step = run.store.restore_newest(session.abstract, report.message)[0]
+        if (reason := run.end_reason()) and not run.is_eval_missing(run.last_step):
             report.message(f"{run_dir.path} is finished: {reason}.")
-            return run_summary(run_dir, done) if is_first else None
+            return run_summary(run_dir, run.last_step) if is_first else None
         session.experiment.train_input.check_data()
         if is_first:
             copy_tokenizers(config, run_dir.path)
-            if warm_start is not None and not run.resumes:
+            if warm_start is not None:
                 copy_origin(warm_start, run_dir.path)
-            run_dir.describe(config, recipe_text, warm_start.options if warm_start and not run.resumes else None)
+            run_dir.describe(config, recipe_text, warm_start.options if warm_start is not None else None)
         warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
-        if warmup > (steps := run.num_train_steps):
-            log.info("The run of %d steps ends within the warmup of %d: its rate stays below the peak.", steps, warmup)
-        report.start(_facts(session, run, done))
-        goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
+        if warmup > run.num_train_steps:
+            report.message(f"The run ends within its warmup of {warmup} steps: its rate stays below the peak.")
+        facts = {
+            "parameters": count_parameters(session.abstract.params),
+            "devices": device_name(session.mesh),
+            "mesh": describe(session.mesh.shape),
+            "global_batch_size": session.global_batch_size,
+            "tokens_per_step": tokens_in(session.batch),
+            "peak_flops_per_device": session.peak_flops,
+            "data_seed": session.config.train_input.input_random_seed,
+            "first_step": run.last_step,
+            "num_train_steps": run.num_train_steps,
+        }
+        report.start(facts)
+        goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, run.last_step)))
         try:
             with explain_out_of_memory(session, run_dir.profile):
                 run.run(warm_start or run.imported, goodput)
@@ -410,9 +422,10 @@ def resume_step(
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
     run_dir.check_start(warm_start is not None or run_dir.has_checkpoints())
-    step = max([*CheckpointStore(run_dir.checkpoints).steps(), *local_steps(run_dir.checkpoints)], default=None)
-    rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
-    early = rule.reason(read_lines(run_dir.path / FILE_NAME, sample=True), step or 0) is not None
+    local = local_steps(run_dir.checkpoints, config.checkpoint.local_directory)
+    step = max([*CheckpointStore(run_dir.checkpoints).steps(), *local], default=None)
+    lines = read_lines(run_dir.path / FILE_NAME, sample=True)
+    early = fdl.build(config.task.early_stopping_fn).reason(lines, step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps
 
 
@@ -445,18 +458,4 @@ def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
         "steps": steps,
         **{name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu", "goodput")},
         "eval": {name: {k: v for k, v in line.items() if k not in ("step", "split")} for name, line in evals.items()},
-    }
-
-
-def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any]:
-    return {
-        "parameters": count_parameters(session.abstract.params),
-        "devices": device_name(session.mesh),
-        "mesh": describe(session.mesh.shape),
-        "global_batch_size": session.global_batch_size,
-        "tokens_per_step": tokens_in(session.batch),
-        "peak_flops_per_device": session.peak_flops,
-        "data_seed": session.config.train_input.input_random_seed,
-        "first_step": first_step,
-        "num_train_steps": run.num_train_steps,
     }

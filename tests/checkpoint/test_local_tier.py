@@ -23,6 +23,10 @@ def _store(folder: pathlib.Path, run: str = "run") -> CheckpointStore:
     return CheckpointStore(folder / run / "checkpoints", Checkpoint(save_interval_steps=5, **local))
 
 
+def _steps_here(checkpoints: pathlib.Path) -> list[int]:
+    return local_steps(epath.Path(checkpoints), str(checkpoints.parents[1] / "local [1]"))
+
+
 def _save(folder: pathlib.Path, steps: range) -> None:
     """As a process that is killed after the last step: nothing is closed."""
     store = _store(folder)
@@ -48,7 +52,10 @@ def test_the_newest_of_both_tiers_is_restored(tmp_path):
     _save(tmp_path, range(1, 5))
     checkpoints = tmp_path / "run" / "checkpoints"
     assert CheckpointStore(checkpoints).steps() == []  # two local checkpoints only
-    assert [path.name for path in find_local(checkpoints)] == ["2", "4"] and local_steps(checkpoints) == [2, 4]
+    assert [path.name for path in find_local(checkpoints)] == ["2", "4"] and _steps_here(checkpoints) == [2, 4]
+    assert (
+        local_steps(checkpoints, None) == local_steps(checkpoints, str(tmp_path)) == []
+    )  # the recipe has no such tier
     assert _restore(tmp_path) == (4, [])
     _save(tmp_path, range(5, 10))
     assert CheckpointStore(checkpoints).steps() == [5]
@@ -57,7 +64,7 @@ def test_the_newest_of_both_tiers_is_restored(tmp_path):
 
     copied = tmp_path / "copy"  # continues from its own checkpoint, not from the steps of another run
     shutil.copytree(tmp_path / "run", copied)
-    assert local_steps(copied / "checkpoints") == [] and _restore(tmp_path, "copy") == (5, [])
+    assert _steps_here(copied / "checkpoints") == [] and _restore(tmp_path, "copy") == (5, [])
 
     with _store(tmp_path) as store:
         store.save(10, make_state(10), {"position": 10}, recipe={"seed": 10})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import paxcli as pax
+from paxcli.checkpoint.maintenance import verify_checkpoints
 from paxcli.errors import ConfigError, DataError, Stopped
 from paxcli.mesh import sharding
 from paxcli.training.loop import resume_step
@@ -67,12 +68,10 @@ def losses_of(run_dir: pathlib.Path, **sets: Any) -> dict[int, float]:
     return losses(run_dir)
 
 
-def test_a_run_that_ends_within_the_warmup_says_so(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "pax")  # not a warning, since short trial runs are common
-    train(tmp_path / "a", warmup_steps=2)
-    assert "warmup" not in caplog.text
-    train(tmp_path / "b", warmup_steps=3)
-    assert caplog.text.count("The run of 2 steps ends within the warmup of 3") == 1
+def test_a_run_that_ends_within_the_warmup_says_so(tmp_path: pathlib.Path) -> None:
+    assert "warmup" not in str(train(tmp_path / "a", warmup_steps=2).lines)
+    lines = train(tmp_path / "b", warmup_steps=3).lines  # not a warning, since short trial runs are common
+    assert str(lines).count("The run ends within its warmup of 3 steps") == 1
 
 
 def test_a_drawn_seed_is_recorded_and_resumed(tmp_path: pathlib.Path) -> None:
@@ -146,6 +145,20 @@ def test_the_records_begin_at_the_step_that_is_really_restored(tmp_path: pathlib
     assert (first["last_step"], second["first_step"], second["last_step"]) == (3, 3, 6)
     assert first["seconds"]["lost"] == pytest.approx(first["seconds"]["step"] / 3)  # one of four steps
     assert sorted(losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_finished_run_reads_its_checkpoint_if_an_earlier_one_may_take_its_place(tmp_path: pathlib.Path) -> None:
+    """It said that it was finished, with one changed bit in its only checkpoint of the last step."""
+    train(tmp_path / "a", steps=4)
+    assert "is finished" in train(tmp_path / "a", steps=4, on_corrupt="previous").lines[-1]
+    file = max((tmp_path / "a/checkpoints/4/state").rglob("*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    again = train(tmp_path / "a", steps=4, on_corrupt="previous")
+    assert "It is now 4.damaged" in again.lines[0] and again.facts["first_step"] == 3
+    (result,) = verify_checkpoints(str(tmp_path / "a"), [4])
+    assert result.problem is None and sorted(losses(tmp_path / "a")) == [1, 2, 3, 4]
 
 
 def test_a_run_whose_checkpoints_are_all_local_keeps_their_directory(tmp_path: pathlib.Path) -> None:
@@ -286,6 +299,18 @@ class Killer(Messages):
     def evaluation(self, step: int, metrics: Any) -> None:
         if step == self.kills_at.get("evaluation"):
             raise _Killed
+
+
+def test_a_dry_run_counts_local_steps_only_with_a_local_tier(tmp_path: pathlib.Path) -> None:
+    """It said that the run resumes at its last local step, and the run resumed at its own last checkpoint."""
+    tier = {"local_save_interval_steps": 1, "local_directory": str(tmp_path / "local")}
+    with pytest.raises(_Killed):
+        train(tmp_path / "a", 8, Killer(6, False), save_interval_steps=4, **tier)
+    for changed in (tier, {"local_save_interval_steps": None, "local_directory": None}):
+        recipe = small_recipe(8, save_interval_steps=4, **tier | changed)
+        would = resume_step(recipe.config, recipe.yaml(), RunDir(tmp_path / "a"), allow_changed=True)
+        assert would[0] > 4 if changed is tier else would == (4, False)
+    assert "at step 4" in train(tmp_path / "a", 8, save_interval_steps=4).lines[0]
 
 
 def test_every_line_of_an_interrupted_run_is_that_of_an_uninterrupted_one(tmp_path: pathlib.Path) -> None:
