@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -143,8 +142,8 @@ def _describe(
     unfinished = "start" if done is None else f"resume at step {done:,}"
     would = "do nothing: the run is finished" if is_finished else unfinished
     observed.instrument(recipe.config, RunDir(options.creatable(run_dir)))
-    if warm_start is not None:  # of a run that resumes, only its name is checked
-        warm_start.first_step(recipe.config.task.train.num_train_steps if done is None else sys.maxsize)
+    if warm_start is not None and done is None:  # a run that resumes takes nothing from it
+        warm_start.first_step(recipe.config.task.train.num_train_steps)
     session = build_session(recipe.config)
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": recipe.config.task.train.num_train_steps}
     sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}

@@ -118,6 +118,8 @@ def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys)
 
     assert dry_run()[1]["would"] == "do nothing: the run is finished"
     assert dry_run(*more)[1]["would"] == "resume at step 20"
+    # Training takes nothing from it either, and does not ask whether it is there.
+    assert dry_run(*more, "--from=nowhere")[1].get("would") == "resume at step 20"
     assert dry_run()[1]["data"].keys() == {"train", "stdlib"}
     assert dry_run()[1]["mesh"] == "data=1" and dry_run()[1]["state_bytes_per_device"] > 1e4
     for arguments, exit_code, message in (
@@ -125,9 +127,9 @@ def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys)
         (["--set=learning_rate=-1"], 2, "learning_rate must be at least 0"),
         (["--set=ici_mesh_shape={data: 8}", "--allow-changed"], 2, "needs 8 devices"),
         (["--profile-steps=5"], 2, "--profile-steps 5 is not a range"),
-        (["--from=nowhere"], 5, "nowhere has no checkpoint"),
+        (["--from=nowhere", "--run-dir=new"], 5, "nowhere has no checkpoint"),
         (["--with-optimizer"], 2, "no checkpoint to take the optimizer state from"),
-        (["--from=mine@99"], 5, "mine has no checkpoint of step 99"),
+        (["--from=mine@99", "--run-dir=new"], 5, "mine has no checkpoint of step 99"),
         (["--set=eval_inputs=[TextInput]", "--set=eval_inputs.0.files=[no.txt]", "--allow-changed"], 5, "no.txt"),
     ):
         code, refused = dry_run(*arguments)
