@@ -30,7 +30,10 @@ class Optimizer(Configurable):
         """Raises a ConfigError when fields contradict each other."""
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
-        """The optax transformation of gradients into a direction, without the learning rate and the minus sign."""
+        """The optax transformation of gradients into a direction, without the learning rate and the minus sign.
+
+        `optax.scale_by_adam()`, for example. `optax.adam(1e-3)` has both already: with it, the loss would rise.
+        """
         raise NotImplementedError
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
