@@ -77,22 +77,19 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
 def rm(
     run_dir: RunDirArgument, steps: DoomedStepsOption, dry_run: DryRunOption = False, as_json: JsonOption = False
 ) -> None:
-    """Delete checkpoints of a run that is not training.
+    """Delete checkpoints of a run that is not training. The last one is never deleted.
 
-    The last sound one is never deleted: it reads the others until it finds a sound one. Runs on the CPU.
+    Those that stay are not read: `pax checkpoints verify` finds damaged ones.
 
     \b
     Examples:
       pax checkpoints rm runs/tiny --step 100
       pax checkpoints rm runs/tiny --step 100 --step 200 --dry-run
     """
-    import jax
-
     from paxcli.checkpoint.maintenance import delete_checkpoints
     from paxcli.checkpoint.manager import find_steps
     from paxcli.training.run_dir import RunDir
 
-    jax.config.update("jax_platforms", "cpu")
     find_steps(run_dir)
     with RunDir(run_dir).lock(dry_run):
         deleted = [info._asdict() for info in delete_checkpoints(run_dir, steps, dry_run)]
