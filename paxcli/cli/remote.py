@@ -29,9 +29,8 @@ from paxcli.log import log
 
 ON = typer.Option(metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
 ON_ONE = typer.Option(metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
-# Arguments that may name files of this machine, which are then sent along with the command.
-_RECIPES = {"recipe", "target"}
-_FILES = _RECIPES | {"overlays", "prompts_file"}
+# Arguments, of recipes, and options that may name files of this machine, which are then sent along with the command.
+_FILES = {"recipe", "target", "overlays", "prompts_file"}
 # Commands whose processes share a run directory.
 _SHARING = {"train", "eval", "decode"}
 
@@ -75,6 +74,7 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
     _check_sharing(str(ctx.info_name), params, workers)
     job = Job(target, job_name, workers if everywhere else workers[:1], gcloud, log.info)
     log.info("starting %s on %d workers of %d slices of %s", job_name, len(job.workers), target.slices, name)
+    interrupts.restore()  # now, so that Ctrl-C leaves the time to stop what has started
     job.start(arguments, files)
     raise typer.Exit(watch(job))
 
@@ -110,7 +110,7 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
             text = str(item)
-            word = _find_local_file(text, files, param.name in _RECIPES) if param.name in _FILES else text
+            word = _find_local_file(text, files, param.param_type_name) if param.name in _FILES else text
             if param.param_type_name == "argument":
                 positional.append(word)
             elif item is True:
@@ -123,13 +123,16 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
     return [*options, "--", *positional] if positional else options, texts
 
 
-def _find_local_file(text: str, files: set[Path], is_recipe: bool) -> Argument:
-    """`./mine.py:my_recipe` as (file to send, the rest); the text itself if it does not name a local file."""
+def _find_local_file(text: str, files: set[Path], kind: str) -> Argument:
+    """`./mine.py:my_recipe` as (file to send, the rest); the text itself if it does not name a local file.
+
+    Adds the file to `files`, and those that a recipe, an `argument`, needs.
+    """
     start, separator, rest = text.partition(":")
     path = Path(start).resolve()
     if not path.is_file():
         return text
-    files |= set(recipe_files(path)) if is_recipe else {path}
+    files |= set(recipe_files(path)) if kind == "argument" else {path}
     return str(path), separator + rest
 
 

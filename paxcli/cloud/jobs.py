@@ -64,16 +64,20 @@ class Job:
 
         Raises:
           ConfigError: Another job is running, or the files are too large.
-          RemoteError: The job did not start on every worker; it is killed on those where it did.
+          RemoteError: The job did not start on every worker; it is killed on those where it did, as after Ctrl-C.
         """
         script = start_script(self.name, arguments, files)
-        answers = on_each(self.workers, lambda worker: self._ask(worker, script))
+        try:
+            answers = on_each(self.workers, lambda worker: self._ask(worker, script))
+        except KeyboardInterrupt:
+            self.say(f"stopping {self.name} where it has started")
+            self.stop("KILL")
+            raise
         busy = [answer["busy"] for answer in answers.values() if isinstance(answer, dict) and "busy" in answer]
         failed = {worker: answer for worker, answer in answers.items() if isinstance(answer, PaxError)}
         if not busy and not failed:
             return
-        if failed or any("state" in answer for answer in answers.values() if isinstance(answer, dict)):
-            self.stop("KILL")  # on all workers: one whose answer was lost may have started it
+        self.stop("KILL")  # on all workers: one whose answer was lost may have started it
         if busy:
             name = self.target.name
             hint = f"pax provision attach {name}, or pax provision stop {name}"

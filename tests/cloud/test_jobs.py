@@ -83,6 +83,24 @@ def test_starting_again_after_a_lost_answer_does_not_run_twice(cloud):
     assert job.status([]) == {}  # the workers other than worker 0
 
 
+def test_ctrl_c_while_it_starts_leaves_nothing_behind(cloud):
+    class Interrupted(Gcloud):
+        def run(self, argv, timeout=300, tries=4):
+            answer = super().run(argv, timeout, tries)
+            if "supervisor start" in argv[-1]:
+                raise KeyboardInterrupt
+            return answer
+
+    job = Watched(prepare(cloud, slices=2))
+    job.gcloud = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        job.start(["train", "tiny-synthetic", "--run-dir", "run"], {})
+    assert job.news == ["stopping job-1 where it has started"]
+    while (states := job.status()) and any(answer["state"] == "running" for answer in states.values()):
+        time.sleep(0.1)
+    assert [answer["code"] for answer in states.values()] == [128 + signal.SIGKILL] * 2
+
+
 def test_a_lost_connection_is_reopened_without_repeated_output(cloud):
     job = Watched(prepare(cloud))
     job.start(["recipes", "ls"], {})
