@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 
 from paxcli.cloud.accelerators import Accelerator
-from paxcli.cloud.values import check, check_labels, check_resource_name, check_until
+from paxcli.cloud.values import check, check_resource_name, check_until
 from paxcli.errors import ConfigError
 
 _TPUS = ("gcloud", "compute", "tpus")
@@ -79,7 +79,8 @@ class Order:
             if value is not None:
                 check(kind.replace("_", " "), value)
         if self.labels is not None:
-            check_labels(self.labels)
+            for label in self.labels.split(","):
+                check("label", label)
         if self.valid_until is not None:
             check_until(self.valid_until)
             if not self.target.queued:

@@ -252,10 +252,11 @@ class _Dumper(yaml.SafeDumper):
     """Writes multi-line strings as YAML block literals."""
 
 
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
-)
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def _yaml(document: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ def make_package(source: str, extra: str, folder: Path, dry_run: bool = False) -
     constraints = folder / "constraints.txt"
     constraints.write_text(_constraints())
     if source != "local":
-        return Package(git_requirement(source, extra), (constraints,))
+        return Package(git_requirement(source, extra, pin=not dry_run), (constraints,))
     require_checkout()
     extras = "" if extra == "cpu" else f"[{extra}]"
     wheel = folder / f"paxcli-{paxcli.__version__}-py3-none-any.whl"
@@ -75,18 +75,25 @@ def make_package(source: str, extra: str, folder: Path, dry_run: bool = False) -
     return Package(f"{{ship}}/{wheel.name}{extras}", (constraints, wheel))
 
 
-def git_requirement(source: str, extra: str) -> str:
-    """The pip requirement of `git:REF` or `git:ADDRESS@REF`.
+def git_requirement(source: str, extra: str, pin: bool = False) -> str:
+    """The pip requirement of `git:REF` or `git:ADDRESS@REF`, or with `pin` of the commit that REF is now.
 
     Raises:
-      ConfigError: The source is another.
+      ConfigError: The source is another, or invalid.
     """
     if not source.startswith("git:"):
         raise ConfigError(f"{source!r} is not a source.", "Use --from git:REF, git:https://…@REF or local.")
     address, separator, reference = source[4:].rpartition("@")
     address = check("git address", address if separator else _origin())
+    check("git reference", reference)
     extras = "" if extra == "cpu" else f"[{extra}]"
-    return f"paxcli{extras} @ git+{address}@{check('git reference', reference)}"
+    return f"paxcli{extras} @ git+{address}@{_find_commit(address, reference) if pin else reference}"
+
+
+def _find_commit(address: str, reference: str) -> str:
+    """The commit of a branch or tag, which may move. Any other reference is returned unchanged, for pip to find."""
+    found = _git("ls-remote", address, f"refs/heads/{reference}", f"refs/tags/{reference}")
+    return found.split()[0] if found else reference
 
 
 def require_checkout() -> Path:
@@ -152,11 +159,17 @@ def _constraints() -> str:
 
 
 def _origin() -> str:
-    argv = ["git", "-C", str(_CHECKOUT), "remote", "get-url", "origin"]
+    if origin := _git("-C", str(_CHECKOUT), "remote", "get-url", "origin"):
+        return origin
+    raise ConfigError("This checkout has no git origin.", "Use --from git:https://HOST/PATH@REF")
+
+
+def _git(*words: str) -> str:
+    """The output of git; an empty text if it fails."""
     try:
-        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        return subprocess.run(["git", *words], capture_output=True, text=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        raise ConfigError("This checkout has no git origin.", "Use --from git:https://HOST/PATH@REF") from None
+        return ""
 
 
 def _wheel(folder: Path) -> Path:

@@ -29,10 +29,10 @@ _RULES = {
     "git address": (r"https://[-a-zA-Z0-9_./~]{1,250}", "an address such as https://example.com/pax.git"),
     # Some versions of scp pass the path to the remote shell.
     "remote path": (r"[a-zA-Z0-9_./~][-a-zA-Z0-9_./~]{0,1023}", "letters, digits and -_./~ only"),
+    "label": (r"[a-z][-_a-z0-9]{0,62}=[-_a-z0-9]{0,63}", "key=value of lower-case letters, digits, `-` and `_`"),
     "port": (r"[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?", "PORT, or LOCAL:REMOTE such as 8080:6006"),
     "version": (r"[0-9][a-z0-9.+!]{0,62}", "a version such as 0.1.0"),
 }
-_LABEL_KEY, _LABEL_VALUE = r"[a-z][-_a-z0-9]{0,62}", r"[-_a-z0-9]{0,63}"
 _MAX_QUOTED = 40
 
 
@@ -56,16 +56,6 @@ def check_resource_name(name: str, slices: int = 1) -> str:
         hint = f"Shorten it to {62 - len(str(slices - 1))} characters."
         raise ConfigError(f"{name!r} is too long for {slices} slices, which are named {name[:8]}…-0 and so on.", hint)
     return name
-
-
-def check_labels(text: str) -> str:
-    """Checks labels, written `key=value,key=value`."""
-    for pair in text.split(","):
-        key, separator, value = pair.partition("=")
-        if not separator or not re.fullmatch(_LABEL_KEY, key) or not re.fullmatch(_LABEL_VALUE, value):
-            rule = "key=value,key=value of lower-case letters, digits, `-` and `_`"
-            raise ConfigError(f"{pair[:_MAX_QUOTED]!r} is not a label.", f"Labels are: {rule}.")
-    return text
 
 
 def check_until(text: str) -> tuple[str, str]:

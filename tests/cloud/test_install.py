@@ -40,6 +40,28 @@ def test_each_source_is_a_requirement_of_pip_with_the_tested_pins(source, extra,
     assert "http" not in requirement.replace("git+https://example.com", "")
 
 
+def test_a_branch_that_has_moved_is_not_the_same_package(tmp_path, monkeypatch):
+    repository = tmp_path / "pax"
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", "init", "-q", "-b", "main", str(repository)], check=True)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{repository}.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://example.com/pax.git")
+    commits, hashes = [], []
+    for message in ("one", "two"):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", message], check=True)
+        subprocess.run([*git, "branch", "-f", "other/main"], check=True)  # not the branch `main`
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commits.append(head.stdout.strip())
+        package = make_package("git:https://example.com/pax.git@main", "cpu", tmp_path)
+        assert package.requirement == f"paxcli @ git+https://example.com/pax.git@{commits[-1]}"
+        hashes.append(package.hash)
+    assert hashes[0] != hashes[1]
+    for reference in (commits[0], commits[0][:8], "nosuch"):  # a commit; pip reports what does not exist
+        package = make_package(f"git:https://example.com/pax.git@{reference}", "cpu", tmp_path)
+        assert package.requirement.endswith(f"@{reference}")
+
+
 @pytest.mark.parametrize(
     "source", ["", "conda", "pypi", "git:https://x/y@$(id)", "git:ssh://x/y@z", "git:https://x/y@-z", "a;b"]
 )
