@@ -28,12 +28,14 @@ OutOption = Annotated[str, directory_option("The directory for the token files. 
 TokenizerOption = Annotated[
     str, typer.Option(metavar="NAME", help="byte, hf:DIR|NAME, spm:FILE, tiktoken:FILE, *.model or *.json.")
 ]
-EosOption = Annotated[
-    str | None, typer.Option(metavar="TOKEN", help="End-of-document token of a tokenizer.json. Default: none.")
-]
-BosOption = Annotated[
-    str | None, typer.Option(metavar="TOKEN", help="Start-of-document token of a tokenizer.json. Default: none.")
-]
+
+
+def _token_option(place: str) -> Any:
+    return typer.Option(metavar="TOKEN", help=f"{place}-of-document token of a tokenizer.json. Default: none.")
+
+
+EosOption = Annotated[str | None, _token_option("End")]
+BosOption = Annotated[str | None, _token_option("Start")]
 FormatOption = Annotated[
     Literal["text", "jsonl", "parquet", "arrayrecord"] | None,
     typer.Option(help="Format of all files. Default: by suffix."),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import paxcli as pax
+from paxcli.cli.interrupts import interrupts
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import json_text, metrics_text, say, say_result
 from paxcli.cli.runs import open_run
@@ -35,16 +36,15 @@ InteractiveOption = Annotated[
 MaxTokensOption = Annotated[
     int | None, typer.Option(min=1, help="The most tokens to generate. Default: 128; as many as fit for data.")
 ]
-TemperatureOption = Annotated[
-    float | None, typer.Option(min=0.0, help="0 = the most probable token each time. Default: the recipe's.")
-]
-TopKOption = Annotated[
-    int | None, typer.Option(min=1, help="Sample from the k most probable tokens. Default: the recipe's.")
-]
-TopPOption = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="Sample from the nucleus of probability p. Default: the recipe's."),
-]
+
+
+def _sampling_option(help: str, **limits: Any) -> Any:
+    return typer.Option(help=f"{help} Default: the recipe's.", **limits)
+
+
+TemperatureOption = Annotated[float | None, _sampling_option("0 = the most probable token each time.", min=0.0)]
+TopKOption = Annotated[int | None, _sampling_option("Sample from the k most probable tokens.", min=1)]
+TopPOption = Annotated[float | None, _sampling_option("Sample from the nucleus of probability p.", min=0.0, max=1.0)]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")]
 
 
@@ -102,13 +102,13 @@ def _chat(run: pax.Run, max_tokens: int | None, settings: dict[str, Any]) -> Non
     """Reads lines and answers each: as a conversation if the run has a chat template, else as prompts.
 
     `/new` starts a new conversation. Lines with an empty answer are left out of it, and on a terminal also those that
-    cannot be answered, such as one that is too long.
+    cannot be answered, such as one that is too long, and those whose answer is stopped with Ctrl-C.
     """
     messages: list[dict[str, str]] = []
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         new = " /new starts a new conversation." if run.has_chat_template else ""
-        print(f"Type a line and press Enter.{new} Ctrl-D ends.", file=sys.stderr)
+        print(f"Type a line and press Enter.{new} Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
             line = input("> " if is_terminal else "")
@@ -117,14 +117,19 @@ def _chat(run: pax.Run, max_tokens: int | None, settings: dict[str, Any]) -> Non
             if not line:
                 continue
             asked = [*messages, {"role": "user", "content": line}]
-            printer = _Printer(shows_prompts=False)
             row = {"messages": asked} if run.has_chat_template else {"prompt": line}
-            generations = run.generate([row], max_tokens, on_text=printer, **settings)
+            with interrupts.spare_one(is_terminal) as is_stopped:
+                printer = _Printer(is_stopped, shows_prompts=False)
+                generations = run.generate([row], max_tokens, on_text=printer, **settings)
             printer.finish(generations[:1])
             answer = {"role": "assistant", "content": generations[0].text}
             messages = [*asked, answer] if generations[0].text.strip() else messages
         except EOFError:
             return
+        except KeyboardInterrupt:
+            if interrupts.exit_code:  # it came at the prompt, or is the second one
+                raise
+            say("")
         except ConfigError as error:
             if not is_terminal:
                 raise
@@ -132,10 +137,11 @@ def _chat(run: pax.Run, max_tokens: int | None, settings: dict[str, Any]) -> Non
 
 
 class _Printer:
-    """Prints continuations in order, each while it is generated."""
+    """Prints continuations in order, each while it is generated. Raises KeyboardInterrupt in one that is stopped."""
 
-    def __init__(self, shows_prompts: bool = True) -> None:
+    def __init__(self, is_stopped: Callable[[], bool] = bool, shows_prompts: bool = True) -> None:
         self._texts: dict[int, tuple[str, str, bool]] = {}
+        self._is_stopped = is_stopped
         self._number, self._printed, self._shows_prompts = 0, 0, shows_prompts
 
     def __call__(self, number: int, prompt: str, text: str, is_complete: bool) -> None:
@@ -147,6 +153,8 @@ class _Printer:
             start = f"\x1b[1m{prompt}\x1b[0m" if is_start else ""
             say(start + text[self._printed :], end="\n" if is_complete else "")
             self._printed = max(self._printed, len(text))  # some tokenizers decode no byte beside a part of a character
+            if not is_complete and self._is_stopped():
+                raise KeyboardInterrupt
             if not is_complete:
                 return
             del self._texts[self._number]

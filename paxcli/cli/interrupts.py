@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -28,6 +30,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.exit_code: int | None = None
         self._report: Callable[[int], object] = lambda code: None
+        self._sparing: set[str] = set()  # of `handler` and `thread`, which both see each signal
 
     def install(self, report: Callable[[int], object]) -> None:
         """Replaces the handlers of SIGINT and SIGTERM, and delays both until `release`.
@@ -57,7 +60,18 @@ class Interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    @contextlib.contextmanager
+    def spare_one(self, is_wanted: bool) -> Iterator[Callable[[], bool]]:
+        """Inside, if that is wanted, the first Ctrl-C ends nothing. Yields a function that returns whether it came."""
+        self._sparing = {"handler", "thread"} if is_wanted else set()
+        try:
+            yield lambda: is_wanted and "handler" not in self._sparing
+        finally:
+            self._sparing.discard("handler")
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and "handler" in self._sparing:
+            return self._sparing.remove("handler")
         if self.exit_code is not None:
             os._exit(128 + number)
         self.exit_code = 128 + number
@@ -69,7 +83,9 @@ class Interrupts:
         """Ends the process some seconds after a signal, from a thread: Python's handlers wait until C++ returns."""
         while True:
             number = os.read(signals, 1)[0]
-            if signal.getsignal(number) == self._handle:  # not that of a run, which saves first
+            if number == signal.SIGINT and "thread" in self._sparing:
+                self._sparing.remove("thread")
+            elif signal.getsignal(number) == self._handle:  # not that of a run, which saves first
                 time.sleep(_GRACE_SECONDS)
                 self.exit_code = self.exit_code or 128 + number
                 self._force_exit()
@@ -88,11 +104,8 @@ class Interrupts:
 
 
 def _in_another_library(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN_PACKAGES:
-            return True
-        frame = frame.f_back
-    return False
+    packages = (one.f_globals.get("__name__", "").partition(".")[0] for one, _ in traceback.walk_stack(frame))
+    return not _OWN_PACKAGES.issuperset(packages)
 
 
 interrupts = Interrupts()

@@ -55,5 +55,4 @@ def notebook(
     if done.returncode:
         failure = f"Jupyter exited with {done.returncode}; its output is above."
         raise (RemoteError if on else ConfigError)(failure, "Solve the problem that Jupyter names.")
-    if as_json:
-        say_result({"done": True}, "", as_json)
+    say_result({"done": True}, "", as_json)

@@ -7,6 +7,7 @@ which would have a `--no-…` otherwise.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,15 +31,13 @@ def writable(file: Path | None) -> Path | None:
     """The file of an option, checked before the work whose result it takes. Raises MissingError for an unusable one."""
     if file is None:
         return None
-    if not file.parent.is_dir():
-        problem = f"there is no directory {file.parent}"
-    elif file.is_dir():
-        problem = "it is a directory"
-    elif not os.access(file if file.exists() else file.parent, os.W_OK):
-        problem = "permission denied"
-    else:
-        return file
-    raise MissingError(f"Cannot write {file}: {problem}.", "Choose another file.")
+    problems = {
+        f"there is no directory {file.parent}": not file.parent.is_dir(),
+        "it is a directory": file.is_dir(),
+        "permission denied": not os.access(file if file.exists() else file.parent, os.W_OK),
+    }
+    _raise_first(problems, f"Cannot write {file}", "Choose another file.")
+    return file
 
 
 def creatable(directory: str) -> str:
@@ -50,15 +49,19 @@ def creatable(directory: str) -> str:
         return directory
     path = Path(directory).expanduser().absolute()
     existing = next(one for one in (path, *path.parents) if one.exists())
-    if not directory:
-        problem = "its path is empty"
-    elif not existing.is_dir():
-        problem = f"{existing} is a file"
-    elif not os.access(existing, os.W_OK):
-        problem = f"permission denied for {existing}"
-    else:
-        return directory
-    raise MissingError(f"Cannot write the directory `{directory}`: {problem}.", "Choose another one.")
+    problems = {
+        "its path is empty": not directory,
+        f"{existing} is a file": not existing.is_dir(),
+        f"permission denied for {existing}": not os.access(existing, os.W_OK),
+    }
+    _raise_first(problems, f"Cannot write the directory `{directory}`", "Choose another one.")
+    return directory
+
+
+def _raise_first(problems: Mapping[str, bool], message: str, hint: str) -> None:
+    """Raises MissingError for the first problem that there is."""
+    if problem := next((name for name, is_there in problems.items() if is_there), None):
+        raise MissingError(f"{message}: {problem}.", hint)
 
 
 def file_option(help: str) -> Any:

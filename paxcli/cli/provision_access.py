@@ -127,8 +127,7 @@ def logs(
         answer = found.dump(one, functools.partial(_keep, texts) if as_json else show)
         log.info("%s on worker %s: %s", found.name, one, describe(answer))
         printed.append({"worker": str(one), "state": describe(answer), **texts})
-    if as_json:
-        say_result({"job": found.name, "workers": printed}, "", as_json)
+    say_result({"job": found.name, "workers": printed}, "", as_json)
 
 
 def attach(name: NameArgument, job: JobOption = None, zone: ZoneOption = None, project: ProjectOption = None) -> None:
@@ -188,5 +187,4 @@ def _hand_over(argv: list[str], dry_run: bool, as_json: bool) -> None:
     if done.returncode:
         hint = "Solve the problem that gcloud names."
         raise RemoteError(f"gcloud exited with {done.returncode}; its output is above.", hint)
-    if as_json:
-        say_result({"done": True}, "", as_json)
+    say_result({"done": True}, "", as_json)

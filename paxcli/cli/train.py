@@ -164,5 +164,4 @@ def run_text(result: dict[str, Any]) -> str:
     lines = [f"{result['run_dir']}: {result['steps']} steps, loss {loss}"]
     lines += [f"eval {name}: {values_text(metrics)}" for name, metrics in result["eval"].items()]
     run_dir = shlex.quote(result["run_dir"])
-    lines.append(f"Next: pax plot {run_dir}, pax decode {run_dir}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"Next: pax plot {run_dir}, pax decode {run_dir}"])
