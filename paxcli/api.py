@@ -256,8 +256,7 @@ class Run:
           on_text: Called with number and text of the prompt, the continuation so far, and whether it is complete.
           **settings: Other fields of the recipe's `decoding`, such as `temperature` (0 = greedy), `top_k`, `top_p`.
 
-        Returns:
-          For each prompt its `decoding.num_samples` samples, best first.
+        Returns for each prompt its `decoding.num_samples` samples, best first.
 
         Raises:
           DataError: There is no such checkpoint.
@@ -395,8 +394,7 @@ def inspect_input(
       hosts: How many hosts share the data (simulated).
       host_index: The host whose batches are returned.
 
-    Returns:
-      `inputs`, each with its `batches` (dicts of arrays), `rows` (text) and `padding_share`; `prompts` to decode.
+    Returns `inputs`, each with its `batches` (dicts of arrays), `rows` (text) and `padding_share`; `prompts` to decode.
 
     Raises:
       ConfigError: The recipe has no such input, or the host does not exist.
@@ -425,8 +423,7 @@ def compile(
       step: `train`, `eval` or `decode`.
       save: A file to write the compiled train step to, for `train(compiled=…)`.
 
-    Returns:
-      `report`, with the keys of `pax compile --json`, and `text`, the optimized HLO, empty if the step does not fit.
+    Returns `report`, with the keys of `pax compile --json`, and `text`, the optimized HLO; empty if it does not fit.
 
     Raises:
       ConfigError: The recipe does not match the topology, or has no such step to compile or save.
@@ -437,7 +434,10 @@ def compile(
     check_range("step", step, Step)
     config = _recipe(recipe).config
     target = target_of(config, topology, slices)
-    return compile_ahead(config, target, step, None if save is None else resolve_path(save))
+    compiled = compile_ahead(config, target, step, None if save is None else resolve_path(save))
+    if compiled.unsaved is not None:
+        raise compiled.unsaved
+    return compiled
 
 
 def import_weights(

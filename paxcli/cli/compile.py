@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 import yaml
 
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
-from paxcli.cli.output import fail_with_result, say_result
+from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.config.paths import write_output
 from paxcli.errors import ConfigError, MissingError
@@ -71,8 +70,6 @@ def compile(
     """
     if search and (hlo or explain or step != "train"):
         raise ConfigError("--search cannot be combined with --hlo, --explain or --step.", "Leave them out.")
-    # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.programs.ahead_of_time import compile_ahead, describe_shortage, target_of
     from paxcli.programs.estimate import find_rates
@@ -87,16 +84,16 @@ def compile(
         compiled = compile_ahead(resolved.config, target, step, save)
     report = {"recipe": resolved.name} | compiled.report
     text = _text(report, what) + (_explain(report) if explain else "") if report["fits"] else ""
+    failure = compiled.unsaved
+    if not report["fits"]:
+        hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
+        failure = ConfigError(f"{resolved.name} does not fit on {what}: {describe_shortage(report)}.", hint)
     try:
         if hlo and compiled.text:
             write_output(hlo, compiled.text.encode())
     except MissingError as error:
-        fail_with_result(report, text, error, as_json)
-    if not report["fits"]:
-        hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
-        problem = f"{resolved.name} does not fit on {what}: {describe_shortage(report)}."
-        fail_with_result(report, text, ConfigError(problem, hint), as_json)
-    say_result(report, text, as_json)
+        failure = failure or error
+    say_result(report, text, as_json, failure)
 
 
 @contextlib.contextmanager
@@ -106,13 +103,11 @@ def _waiting(text: str) -> Iterator[Console]:
 
     from paxcli.training.progress import progress_console
 
-    console = progress_console()
-    if not sys.stderr.isatty():
+    console, is_terminal = progress_console(), sys.stderr.isatty()
+    if not is_terminal:
         console.print(text, markup=False)
-        yield console
-        return
     columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, disable=not is_terminal, transient=True) as progress:
         progress.add_task(text, total=None)
         yield console
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from paxcli import __version__
 from paxcli.cli.options import JsonOption
-from paxcli.cli.output import fail_with_result, say_result
+from paxcli.cli.output import say_result
 from paxcli.errors import MissingError
 
 REQUIRED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "grain")
@@ -64,9 +64,7 @@ def doctor(as_json: JsonOption = False) -> None:
     hint = "JAX_PLATFORMS=cpu makes JAX use only the CPU."
     if missing := [name for name, version in packages.items() if version is None]:
         problem, hint = f"Not installed: {', '.join(missing)}.", f"pip install {' '.join(missing)}"
-    if problem:
-        fail_with_result(result, _text(result), MissingError(problem, hint), as_json)
-    say_result(result, _text(result), as_json)
+    say_result(result, _text(result), as_json, MissingError(problem, hint) if problem else None)
 
 
 def _version(name: str) -> str | None:

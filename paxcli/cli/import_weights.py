@@ -14,7 +14,7 @@ import typer
 
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption, directory_option
-from paxcli.cli.output import fail_with_result, say_result
+from paxcli.cli.output import say_result
 from paxcli.cli.runs import Words, load_recipe, retype_changes
 from paxcli.errors import ConfigError, DataError, MissingError
 
@@ -64,7 +64,7 @@ def import_weights(
     done = pax.import_weights(source, out, dry_run, loaded, format, adapter)
     if dry_run and done.tensors:
         error = DataError(f"Cannot import: the tensors are not those of {done.family}.", "See the names above.")
-        fail_with_result(dataclasses.asdict(done), _names_text(done.tensors), error, as_json)
+        say_result(dataclasses.asdict(done), _names_text(done.tensors), as_json, error)
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
 
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
@@ -102,23 +102,22 @@ def say(text: str, end: str = "\n") -> None:
         raise MissingError(f"Cannot write the result to stdout: {fault}.", "Send it to another place.") from None
 
 
-def say_result(result: Any, text: str, as_json: bool) -> None:
-    """Prints a command's result: one JSON value with `--json`, else `text`."""
-    say(json_text(result) if as_json else text)
+def say_result(result: Any, text: str, as_json: bool, error: PaxError | None = None) -> None:
+    """Prints a command's result: one JSON value with `--json`, else `text`, if there is any.
+
+    Raises the `error` of a command that has a result and failed all the same; with `--json`, it is part of the result.
+    """
+    if error is not None and as_json:
+        raise typer.Exit(_fail(error.message, error.hint, error.exit_code, as_json, result))
+    if as_json or text:
+        say(json_text(result) if as_json else text)
+    if error is not None:
+        raise error
 
 
 def json_text(value: Any) -> str:
     """A value as strict JSON, in characters that stdout can encode."""
     return json.dumps(_strict(value), ensure_ascii=sys.stdout.encoding.lower() != "utf-8")
-
-
-def fail_with_result(result: Mapping[str, Any], text: str, error: PaxError, as_json: bool) -> NoReturn:
-    """Prints the result of a command that failed all the same, and its error; with `--json`, that is part of it."""
-    if as_json:
-        raise typer.Exit(_fail(error.message, error.hint, error.exit_code, as_json, result))
-    if text:
-        say(text)
-    raise error
 
 
 def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, PaxError
 from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import set_libtpu_arguments
@@ -51,10 +51,12 @@ class Compiled(NamedTuple):
     Attributes:
       report: What `pax compile --json` prints.
       text: Optimized HLO; empty if the step does not fit.
+      unsaved: The error that kept it from being saved, if any.
     """
 
     report: dict[str, Any]
     text: str
+    unsaved: PaxError | None = None
 
 
 def target_of(config: fdl.Config[Experiment], topology: str | None, num_slices: int | None) -> CompileTarget:
@@ -100,7 +102,7 @@ def compile_ahead(
 
     Raises:
       ConfigError: The recipe cannot be sharded over the target's devices, or has no such step to compile or save.
-      MissingError: This machine lacks what compiling for the target needs, or the file cannot be written.
+      MissingError: This machine lacks what compiling for the target needs.
     """
     if save is not None and step != "train":
         raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
@@ -127,9 +129,13 @@ def compile_ahead(
         text = compiled.as_text() or ""
         report |= _sizes(session, target, step) | _memory(session, compiled, target)
         report |= _costs(session, compiled, read_program(text), target, step)
-        if save is not None:
-            save_executable(save, session, compiled)
-    return Compiled(report, text)
+        unsaved = None
+        try:
+            if save is not None:
+                save_executable(save, session, compiled)
+        except PaxError as error:  # the report is worth more
+            unsaved = error
+    return Compiled(report, text, unsaved)
 
 
 def open_on_target(config: fdl.Config[Experiment], target: CompileTarget) -> contextlib.AbstractContextManager[Session]:

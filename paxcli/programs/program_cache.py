@@ -183,22 +183,18 @@ def _find_entry(session: Session, program: ProgramSpec) -> _Entry | None:
 
 def _processor() -> list[str]:
     """Model and features of the first processor, which programs for a CPU use."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        return []
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().partition("\n\n")[0].splitlines() if file.exists() else []
     return [line for line in lines if line.startswith(_PROCESSOR)]
 
 
 def _stat(files: Iterable[str]) -> dict[str, list[int]]:
     """Time of change and size of each file, by which Python tests its own bytecode too; zeros for one that is gone."""
-    found = {}
-    for file in files:
-        try:
+    found = dict.fromkeys(files, [0, 0])
+    for file in found:
+        with contextlib.suppress(OSError):
             status = os.stat(file)
             found[file] = [status.st_mtime_ns, status.st_size]
-        except OSError:
-            found[file] = [0, 0]
     return found
 
 

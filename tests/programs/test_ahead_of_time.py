@@ -157,8 +157,9 @@ def test_the_decode_step_is_the_program_that_decoding_runs(pax, tmp_path) -> Non
     assert "stack/layers_0/" in text and "stack/layers_1/" in text and "stack/layers/" not in text
 
 
-def test_a_full_disk_does_not_lose_the_report(pax) -> None:
-    done = pax("compile", "tiny", "--topology=cpu:1", "--set=num_layers=1", "--step=eval", "--hlo=/dev/full", "--json")
+@pytest.mark.parametrize("option", ["--hlo", "--save"])
+def test_a_full_disk_does_not_lose_the_report(pax, option) -> None:
+    done = pax("compile", "tiny-synthetic", "--topology=cpu:1", "--set=num_layers=1", f"{option}=/dev/full", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 3 and report["fits"]
     assert report["error"]["message"] == "Cannot write /dev/full: no space left on the device."
