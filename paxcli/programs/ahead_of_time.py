@@ -6,6 +6,7 @@ The report has the memory that the step needs, what it communicates, and its pre
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -139,9 +140,17 @@ def compile_ahead(
 
 
 def open_on_target(config: fdl.Config[Experiment], target: CompileTarget) -> contextlib.AbstractContextManager[Session]:
-    """A session (`open_session`) on a target's devices. libtpu reads its options once, when it describes the first."""
+    """A session (`open_session`) on a target's devices. libtpu reads its options once, when it describes the first.
+
+    Raises:
+      ConfigError: It has read others.
+    """
+    before = os.environ.get("LIBTPU_INIT_ARGS", "")
     set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
-    return open_session(config, target.devices())
+    try:
+        return open_session(config, target.devices())
+    finally:
+        os.environ["LIBTPU_INIT_ARGS"] = before
 
 
 def describe_shortage(report: dict[str, Any]) -> str:

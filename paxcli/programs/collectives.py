@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from paxcli.programs.hlo import Instruction, Program
+from paxcli.programs.hlo import HOST_MEMORY, Instruction, Program
 
 Network = Literal["ici", "dcn"]
 
@@ -115,9 +115,8 @@ def _between_slices(instruction: Instruction) -> Collective:
     kind = instruction.attribute(r'_xla_megascale_transfer_type="([A-Z_]+)"').lower().replace("_", "-")
     part = "start" if instruction.opcode == "send" else "middle"
     key = instruction.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"') or instruction.name
-    return Collective(
-        kind if kind in KINDS else "collective-permute", max(instruction.array_bytes, default=0), None, True, key, part
-    )
+    kind, moved = kind if kind in KINDS else "collective-permute", max(instruction.array_bytes, default=0)
+    return Collective(kind, moved, None, True, key, part)
 
 
 def _in_call(call: Instruction, inside: Instruction) -> Collective:
@@ -173,7 +172,7 @@ def find_host_transfer(instruction: Instruction) -> Collective | None:
         return None
     if part == "done":
         return Collective(HOST, 0, None, False, instruction.operands[0], "done")
-    sizes = instruction.result_memory
+    sizes = [(size, HOST_MEMORY in layout) for size, layout in instruction.result_memory]
     if part != "start" or not any(on_host for _, on_host in sizes):
         return None
     # The result has both sides, and, for a slice, the array on the host that the slice is part of.

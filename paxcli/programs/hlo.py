@@ -21,7 +21,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)(\(.*)")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _ARRAY_AND_LAYOUT = re.compile(_ARRAY.pattern + r"(?:\{([^}]*)\})?")
-_HOST_MEMORY = "S(5)"  # the memory space in a layout: `bf16[48,1024]{1,0:T(8,128)S(5)}`
+HOST_MEMORY = "S(5)"  # the memory space in a layout: `bf16[48,1024]{1,0:T(8,128)S(5)}`
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
@@ -57,16 +57,15 @@ class Instruction:
         return [(dtype, _numbers(dims)) for dtype, dims in _ARRAY.findall(self.result)]
 
     @property
-    def result_memory(self) -> list[tuple[int, bool]]:
-        """Bytes of each array of the result, and whether it is in host memory."""
+    def result_memory(self) -> list[tuple[int, str]]:
+        """Bytes of each array of the result, and its layout, with the memory space if that is not HBM."""
         found = _ARRAY_AND_LAYOUT.findall(self.result)
-        return [(_num_bytes(dtype, _numbers(dims)), _HOST_MEMORY in layout) for dtype, dims, layout in found]
+        return [(_num_bytes(dtype, _numbers(dims)), layout) for dtype, dims, layout in found]
 
     @property
     def hbm_bytes(self) -> list[int]:
         """Bytes of each array of the result; 0 for one in another memory, such as VMEM."""
-        found = _ARRAY_AND_LAYOUT.findall(self.result)
-        return [0 if "S(" in layout else _num_bytes(dtype, _numbers(dims)) for dtype, dims, layout in found]
+        return [0 if "S(" in layout else size for size, layout in self.result_memory]
 
     @property
     def operand_arrays(self) -> list[tuple[str, tuple[int, ...]]]:

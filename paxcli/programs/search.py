@@ -127,8 +127,7 @@ def search(
             if needed and not (next_one.work.offloaded and needed < in_hbm):
                 slack = needed - next_one.memory
         is_found = trials[0].report["fits"] and bool(trials[0].settings)
-        is_late = is_found and time.monotonic() - began > _SECONDS
-        if not candidates or is_late:
+        if not candidates or (is_found and time.monotonic() - began > _SECONDS):
             break
         fitting = [one for one in candidates if one.memory <= in_hbm - slack]
         # Every second variant has the recipe's batch size, since another one is another training run.

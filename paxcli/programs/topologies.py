@@ -108,7 +108,13 @@ class CompileTarget:
 
 @functools.cache
 def _check_libtpu_arguments(arguments: str) -> None:
-    """Starts libtpu in another process with these LIBTPU_INIT_ARGS, once: an argument that it does not know ends it."""
+    """Starts libtpu in another process with these LIBTPU_INIT_ARGS, once: an argument that it does not know ends it.
+
+    Raises:
+      ConfigError: It ended, or libtpu has started in this process with others.
+    """
+    if _check_libtpu_arguments.cache_info().currsize:
+        raise ConfigError("libtpu has read other `mesh.libtpu_options`, which it does once.", "Use another process.")
     if not arguments:
         return
     done = run_check("tpu", {}, dict(os.environ))
@@ -137,8 +143,7 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
         generation, shape = raw[1], raw[2]
     elif ":" in name:
         known = f"TPU generations: {', '.join(GENERATIONS)}; GPUs: {', '.join(GPUS)}."
-        hint = f"Write v4-128, v4:4x4x12, h100:8 or cpu:8. {known}"
-        raise ConfigError(f"{name!r} is not a topology.", hint)
+        raise ConfigError(f"{name!r} is not a topology.", f"Write v4-128, v4:4x4x12, h100:8 or cpu:8. {known}")
     else:
         slice_ = find_accelerator(name)
         generation, shape = slice_.generation, slice_.topology

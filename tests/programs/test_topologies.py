@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +32,27 @@ def test_an_argument_that_libtpu_does_not_know_does_not_end_the_process(monkeypa
     with pytest.raises(ConfigError, match=problem) as caught:
         find_compile_target("v5e-4").devices()
     assert "mesh.libtpu_options" in str(caught.value.hint)
+
+
+def test_other_options_than_libtpu_has_read_are_refused() -> None:
+    """It would compile with the first ones, silently. Options that it refused were not read."""
+    pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
+    code = """
+import paxcli as pax
+from paxcli.programs.ahead_of_time import open_on_target, target_of
+
+for options in ({"xla_nonsense": 1}, {"xla_tpu_scoped_vmem_limit_kib": 4096}, None):
+    config = pax.load("tiny-synthetic", set={"mesh.libtpu_options": options}).config
+    try:
+        with open_on_target(config, target_of(config, "v5e-1", None)):
+            print("opened")
+    except pax.ConfigError as error:
+        print(error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    unknown, opened, refused = done.stdout.splitlines()
+    assert "Unknown command line flag" in unknown and opened == "opened"
+    assert refused == "libtpu has read other `mesh.libtpu_options`, which it does once."
 
 
 # As in MaxText's table of compile topologies: name, shape, rings.
