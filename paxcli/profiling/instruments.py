@@ -73,6 +73,5 @@ class Instrumentation:
             return AutoPgle((self.pgle_runs or 3) if self.auto_pgle else None, self.pgle_percentile or 90)
         if self.compiled is not None:
             return Precompiled(Path(self.compiled))
-        last = config.task.train.num_train_steps
-        steps = parse_steps(self.profile_steps, last) if self.profile_steps else None
+        steps = parse_steps(self.profile_steps, config.task.train.num_train_steps) if self.profile_steps else None
         return StepTracer(run_dir.profile, steps, KeptPrograms() if self.reuse_step else None)

@@ -54,13 +54,11 @@ def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:
     path = directory / NAME
     if not path.exists():
         raise DataError(f"There is no profile in {directory}.", "Collect one: `pax pgle collect RECIPE`.")
+    others = now.keys() - {"config"}
     try:
         then = json.loads(path.read_text())
-        config = then["config"]
-    except (ValueError, KeyError) as error:
+        before, after = (one["config"] | {name: one[name] for name in others & one.keys()} for one in (then, now))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged: {error}.", _AGAIN) from None
-    around = now.keys() - {"config"}
-    before = config | {name: value for name, value in then.items() if name in around}
-    after = now["config"] | {name: now[name] for name in around}
     if changes := list_changes(before, after):
         raise DataError(f"The profile in {directory} is stale. Changed since it was made:\n{changes}", _AGAIN)

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from paxcli.errors import DataError, first_line
 from paxcli.profiling.timeline import divide
 from paxcli.profiling.trace import Span, find_trace, read_trace
 from paxcli.programs.attribution import CATEGORIES, Attribution, attribute_instructions, attribute_name
@@ -36,12 +37,16 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
       `memory`: bytes that the step's program needs, and the most that was in use.
 
     Raises:
-      DataError: There is no trace, or it is empty.
+      DataError: There is no trace, it is empty, or a file beside it is damaged.
     """
     trace_directory = find_trace(directory)
     trace = read_trace(trace_directory)
     hlo, memory = trace_directory / HLO_FILE, trace_directory / MEMORY_FILE
-    known = attribute_instructions(read_program(hlo.read_text())) if hlo.exists() else {}
+    try:
+        known = attribute_instructions(read_program(hlo.read_text())) if hlo.exists() else {}
+        sizes = {name: int(size) for name, size in json.loads(memory.read_text() if memory.exists() else "{}").items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{hlo} or {memory.name} is damaged: {first_line(error)}", "Move it away.") from error
     known = {re.sub(r"[.-]", "_", name): found for name, found in known.items()} | known  # names of kernels, too
 
     def attribution(name: str) -> Attribution:
@@ -85,7 +90,7 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
             for name, nanoseconds in sorted(spent.items(), key=lambda item: item[1], reverse=True)[:top]
         ],
         "gaps": _gaps(gaps, trace.phases),
-        "memory": json.loads(memory.read_text()) if memory.exists() else {},
+        "memory": sizes,
     }
 
 

@@ -30,9 +30,7 @@ def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timel
     A collective's share is therefore its exposed time: what the step waited for it alone.
     """
     shares = [0.0] * len(spans)
-    edges = sorted(
-        [(span.start, True, i) for i, span in enumerate(spans)] + [(s.end, False, i) for i, s in enumerate(spans)]
-    )
+    edges = sorted(edge for i, span in enumerate(spans) for edge in ((span.start, True, i), (span.end, False, i)))
     collective = [is_collective(span.name) for span in spans]
     computing: set[int] = set()
     communicating: set[int] = set()

@@ -51,13 +51,11 @@ def find_trace(directory: str) -> epath.Path:
       DataError: There is no trace.
     """
     start = epath.Path(directory)
-    for root in (start, start / TRACES, start / "profile" / TRACES):
-        if not root.is_dir():
-            continue
+    roots = (start, start / TRACES, start / "profile" / TRACES)
+    for root in (one for one in roots if one.is_dir()):
         if found := [path for path in (root, *root.iterdir()) if path.is_dir() and any(path.glob("*.xplane.pb"))]:
             return max(found, key=lambda path: path.name)
-    hint = "Trace some steps: `pax train RECIPE --profile-steps 10:15`."
-    raise DataError(f"There is no trace in {directory}.", hint)
+    raise DataError(f"There is no trace in {directory}.", "Trace some steps: `pax train RECIPE --profile-steps 10:15`.")
 
 
 def read_trace(directory: epath.Path) -> Trace:

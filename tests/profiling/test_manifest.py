@@ -59,6 +59,7 @@ def test_another_machine_is_rejected(made, field):
 def test_without_a_manifest_there_is_no_profile(tmp_path):
     with pytest.raises(DataError, match="no profile"):
         require_fresh(epath.Path(tmp_path / "nowhere"), conditions(tiny()))
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match="damaged"):
-        require_fresh(epath.Path(tmp_path), conditions(tiny()))
+    for content in ("{", "[]", "null", '{"config": 1}'):
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(DataError, match="damaged"):
+            require_fresh(epath.Path(tmp_path), conditions(tiny()))

@@ -19,7 +19,7 @@ from paxcli.cli.main import app
 from paxcli.cli.output import run
 from paxcli.errors import ConfigError, DataError
 from paxcli.profiling.steps import StepTracer, parse_steps, start_trace, stop_trace
-from paxcli.profiling.summary import HLO_FILE, summarize
+from paxcli.profiling.summary import HLO_FILE, MEMORY_FILE, summarize
 from paxcli.profiling.trace import find_trace
 from paxcli.training.instrument import Instrument
 from tests.training.runs import small
@@ -60,6 +60,16 @@ def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
     shown = capsys.readouterr().out
     percents = [float(line.split("%")[0]) for line in shown.splitlines()[3:9]]
     assert round(sum(percents), 1) == 100 and "stack/layers/attention" in shown
+
+    damaged = {MEMORY_FILE: (b"", b'{"temp_by', b"[1]", b'{"temp_bytes": null}'), HLO_FILE: (b"\xff\xfe",)}
+    for name, contents in damaged.items():
+        file = epath.Path(by_option["trace"]) / name
+        sound = file.read_bytes()
+        for content in contents:
+            file.write_bytes(content)
+            with pytest.raises(DataError, match="is damaged"):
+                summarize(by_option["trace"])
+        file.write_bytes(sound)
 
 
 def test_operations_of_an_evaluation_are_not_taken_for_those_of_the_step(tmp_path):
