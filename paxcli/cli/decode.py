@@ -141,8 +141,7 @@ class _Printer:
 
     def __init__(self, is_stopped: Callable[[], bool] = bool, shows_prompts: bool = True) -> None:
         self._texts: dict[int, tuple[str, str, bool]] = {}
-        self._is_stopped = is_stopped
-        self._number, self._printed, self._shows_prompts = 0, 0, shows_prompts
+        self._number, self._printed, self._is_stopped, self._shows_prompts = 0, 0, is_stopped, shows_prompts
 
     def __call__(self, number: int, prompt: str, text: str, is_complete: bool) -> None:
         """Receives the continuation so far of one prompt."""
