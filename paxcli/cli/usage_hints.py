@@ -46,7 +46,7 @@ def usage_hint(arguments: Sequence[str], command: str, message: str = "", has_se
         return f"Values are given with `--set`: `{sets}`."
     option = re.match(r"No such option: --([\w-]+)( \()?", message)  # in brackets: similar options
     field = None if option is None else "PATH" if option[1] == "config" else field_of(option[1])
-    if option and has_sets and (field or not option[2]):
+    if option and has_sets and (field or not option[2]) and f"--{field}".replace("_", "-") not in message:
         field = field or option[1].replace("-", "_")
         return f"A recipe's fields are given as `--set {field}=…`, or in `--overlay FILE.yaml`. See `{command} --help`."
     return f"See `{command} --help`."

@@ -47,6 +47,7 @@ def test_an_option_of_another_tool_names_the_field_of_the_recipe(pax_here: Pax) 
         assert wrong.returncode == 2 and f"`--set {field}=…`" in wrong.stderr, wrong.stderr
     assert "hint: See `pax train --help`." in pax_here("train", "tiny", "--run-dri", "8").stderr
     assert "--set" not in pax_here("doctor", "--lr", "8").stderr
+    assert "--set" not in pax_here("decode", "tiny", "--max-new-tokens", "8").stderr  # the error names --max-tokens
 
 
 def test_recipes_that_differ_exit_with_one_when_asked(pax_here: Pax, tmp_path: pathlib.Path) -> None:
