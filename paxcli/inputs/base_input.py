@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NoReturn
 
 import jax
@@ -53,7 +53,8 @@ class BaseInput(Configurable, abc.ABC):
       reset: Restarts the stream.
       get_state, set_state: Save and restore the position, for resuming a run and for `peek`.
       element_spec: Optional. The default reads one batch and returns its shapes and dtypes.
-      derive_fields, check_data, ids_to_strings, special_tokens, prompt_template, example_metrics: Optional.
+      derive_fields, parts, check_data, describe_data, ids_to_strings, special_tokens, prompt_template,
+      example_metrics: Optional.
 
     A subclass of a concrete input may override `get_next` alone, to change the batches of its parent. Its
     `element_spec` is then the default one, not the parent's.
@@ -239,6 +240,8 @@ class BaseInput(Configurable, abc.ABC):
         if self.reset_for_eval and self.repeats:
             hint = "Leave repeat unset (and is_training False), or set reset_for_eval=False."
             self.refuse("reset_for_eval=True needs a finite stream, but this one repeats.", hint)
+        for part in self.parts():
+            part.validate()
 
     def refuse(self, problem: str, hint: str, kind: type[PaxError] = ConfigError) -> NoReturn:
         """Raises an error about this input: its cause, and what to do next."""
@@ -253,12 +256,19 @@ class BaseInput(Configurable, abc.ABC):
             message = "Input %s: %s only %d ids, and the model's vocab_size is %d. Is it the model's tokenizer?"
             log.warning(message, self.name, what, num_ids, vocab_size)
 
+    def parts(self) -> Iterable[BaseInput]:
+        """The inputs that this one combines."""
+        return ()
+
     def check_data(self) -> None:
         """Reads and checks the data, and loads libraries, before training starts its threads. Raises DataError."""
+        self.validate()
+        for part in self.parts():
+            part.check_data()
 
     def describe_data(self) -> str:
         """The source of the data, for a dry run. Reads no data; raises DataError if it does not exist."""
-        return type(self).__name__
+        return " + ".join(part.describe_data() for part in self.parts()) or type(self).__name__
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -306,9 +316,7 @@ class RandomAccessInput(BaseInput):
         first = self._next_row + self.infeed_host_index * self.batch_size
         positions = np.arange(first, first + self.batch_size)
         numbers = self.order(positions)
-        if is_finite:
-            numbers = np.where(positions < num_rows, numbers, -1)
-        batch = self.rows(numbers)
+        batch = self.rows(np.where(positions < num_rows, numbers, -1) if is_finite else numbers)
         self._next_row += self.batch_size * self.num_infeed_hosts
         return batch
 

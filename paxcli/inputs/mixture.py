@@ -58,20 +58,21 @@ class MixtureInput(RandomAccessInput):
             if each.name in ("input", "train"):
                 each.name = f"{self.name}.{number}"
 
+    def parts(self) -> list[RandomAccessInput]:
+        return self.inputs
+
     def validate(self) -> None:
         super().validate()
         if not self.inputs:
             self.refuse("the mixture has no inputs.", "Set `inputs` to a list of inputs, and `weights` to numbers.")
-        if self.weights is None or len(self.weights) != len(self.inputs):
-            count = "no weights" if self.weights is None else f"{len(self.weights)} weights"
-            self.refuse(f"the mixture has {len(self.inputs)} inputs and {count}.", "Set `weights`: one per input.")
+        if (count := len(self.weights or ())) != len(self.inputs):
+            self.refuse(f"the mixture has {len(self.inputs)} inputs and {count} weights.", "Set one weight per input.")
         for each in self.inputs:
             if not isinstance(each, RandomAccessInput):
                 hint = "Mix TextInput, SyntheticInput and other subclasses of RandomAccessInput."
                 self.refuse(f"{type(each).__name__} has no random access to its rows.", hint)
             if isinstance(each, MixtureInput):
                 self.refuse("a mixture is an input of another.", "Put its inputs into one, with adapted weights.")
-            each.validate()
         specs = [jax.tree.map(lambda x: (x.shape, x.dtype), each.element_spec()) for each in self.inputs]
         if any(spec != specs[0] for spec in specs):
             self.refuse(f"batches of its inputs differ: {specs}.", "Set the same seq_len.")
@@ -83,9 +84,7 @@ class MixtureInput(RandomAccessInput):
           ConfigError: The inputs have different end-of-document ids.
           DataError: The data of an input cannot be used.
         """
-        self.validate()
-        for each in self.inputs:
-            each.check_data()
+        super().check_data()
         ends = {id for each in self.inputs for id, name in each.special_tokens().items() if name == "<eos>"}
         if len(ends) > 1:
             self.refuse(f"its inputs end documents with ids {ends}.", "Use the same tokenizer for all.")

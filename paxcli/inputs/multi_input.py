@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -43,6 +43,9 @@ class MultiInput(BaseInput):
                 child.input_random_seed = self.input_random_seed
             child.derive_fields()
 
+    def parts(self) -> Iterable[BaseInput]:
+        return self.inputs.values()
+
     def validate(self) -> None:
         super().validate()
         if not self.inputs or (self.reset_for_eval and len(self.inputs) > 1):
@@ -51,13 +54,6 @@ class MultiInput(BaseInput):
         if self.default_input is not None and self.default_input not in self.inputs:
             problem = f"default_input {self.default_input} is not one of its inputs."
             self.refuse(problem, names_hint(self.default_input, self.inputs))
-        for child in self.inputs.values():
-            child.validate()
-
-    def check_data(self) -> None:
-        self.validate()
-        for child in self.inputs.values():
-            child.check_data()
 
     def get_next(self) -> NestedMap:
         return _combine({name: child.get_next() for name, child in self.inputs.items()})

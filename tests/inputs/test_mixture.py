@@ -4,7 +4,7 @@ import fiddle as fdl
 import numpy as np
 import pytest
 
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.text import TextInput
@@ -47,6 +47,13 @@ def test_an_epoch_is_every_row_once(letters):
     assert (ids == ord("a") + 3).sum() == 1000 and (ids == ord("b") + 3).sum() == 100
 
 
+def test_its_data_is_that_of_its_inputs(letters):
+    described = mixture(letters, [1, 1]).describe_data()
+    assert described == " + ".join(f"TextInput: 1 files, {file} first" for file in letters)
+    with pytest.raises(DataError, match="There is no file"):  # as in `pax train --dry-run`
+        mixture([letters[0], f"{letters[1]}.missing"], [1, 1]).describe_data()
+
+
 def test_other_weights_give_another_stream(letters):
     assert mixture(letters, [1, 1]).data_fingerprint() != mixture(letters, [1, 2]).data_fingerprint()
 
@@ -71,7 +78,7 @@ def test_builds_from_a_config_with_what_the_trainer_sets(letters):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (None, "2 inputs and no weights"),
+        (None, "2 inputs and 0 weights"),
         ([1], "2 inputs and 1 weights"),
         ([1, 0], "weights.1 must be above 0, not 0"),
         ([1, -1], "not -1"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -46,6 +47,7 @@ def test_batches_equal_those_of_the_inputs(make):
     )
     assert data.ids_to_strings(np.array([[ord("h") + 3]]), [1], "text.ids") == ["h"]
     assert data.ids_to_strings(np.array([[7]]), [1], "walk.ids") == ["7"]
+    assert re.fullmatch(r"TextInput: 1 files, .*a\.txt first \+ SyntheticInput", data.describe_data())
 
 
 def test_hosts_share_and_resume(make):
