@@ -30,13 +30,14 @@ def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timel
     A collective's share is therefore its exposed time: what the step waited for it alone.
     """
     shares = [0.0] * len(spans)
-    edges = sorted(edge for i, span in enumerate(spans) for edge in ((span.start, True, i), (span.end, False, i)))
+    # At one time, an operation begins before it ends, also if it took no time.
+    edges = sorted(edge for i, span in enumerate(spans) for edge in ((span.start, i, False), (span.end, i, True)))
     collective = [is_collective(span.name) for span in spans]
     computing: set[int] = set()
     communicating: set[int] = set()
     hidden, gaps = 0.0, []
     before = edges[0][0]
-    for now, begins, i in edges:
+    for now, i, ends in edges:
         passed = now - before
         if passed > 0:
             running = computing or communicating
@@ -48,5 +49,5 @@ def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timel
                 gaps.append((before, now))
         before = now
         group = communicating if collective[i] else computing
-        (group.add if begins else group.discard)(i)
+        (group.discard if ends else group.add)(i)
     return Timeline(shares, hidden, gaps, before - edges[0][0])

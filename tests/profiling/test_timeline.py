@@ -22,3 +22,10 @@ def test_shares_and_idle_time_add_up():
 def test_two_executions_of_one_operation_count_each():
     found = divide([Span("dot", 0, 1), Span("dot", 3, 4)], lambda _: False)
     assert found.shares == [1, 1] and found.gaps == [(1, 3)]
+
+
+def test_an_operation_of_no_duration_takes_no_time():
+    found = divide(
+        [Span("bitcast", 0, 0), Span("dot", 0, 10), Span("bitcast", 5, 5), Span("add", 30, 40)], lambda _: False
+    )
+    assert found.shares == [0, 10, 0, 10] and found.gaps == [(10, 30)]
