@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -83,13 +83,13 @@ class Generator:
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
         model, convert = unroll_layers(model)
-        self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
+        settings: Any = decoding  # of the one method or the other
+        self._model, self._decoding, self._eos_ids = model, settings, eos_ids
         self._prepare = jax.jit(lambda params, is_batch: convert(model.cast(params), is_batch), static_argnums=1)
         self.set_params(params)
         self._prefill = jax.jit(functools.partial(prefill, model, bos_id=bos_id), static_argnames=("size", "scored"))
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
-        sampling: Any = decoding  # beam search does not use it
-        advance_all = functools.partial(advance, model, eos_ids=eos_ids, sampling=sampling)
+        advance_all = functools.partial(advance, model, eos_ids=eos_ids, sampling=settings)
         self._advance = jax.jit(advance_all, donate_argnames="state", static_argnames="candidates")
         self._search = jax.jit(self._search_beams, static_argnames="max_tokens")
         self._scores = jax.jit(functools.partial(score, model))
@@ -108,12 +108,13 @@ class Generator:
     def answer(self, requests: Sequence[Request], watch: Watch, stream: bool = False) -> list[list[Answer]]:
         """The samples of each request, best first.
 
-        Without beam search, `watch` is called every few tokens; with `stream`, at each token.
+        `watch` is called every few tokens; with `stream`, at each token; with beam search, for complete answers only.
         """
         if isinstance(self._decoding, BeamSearch):
             size = self._decoding.batch_size
             batches = [requests[start : start + size] for start in range(0, len(requests), size)]
-            return [samples for batch in batches for samples in self._beams(batch)]
+            beams = (row for batch in batches for row in self._beams(batch))
+            return [self._best(row, functools.partial(watch, number)) for number, row in enumerate(beams)]
         counts = [self._decoding.num_samples if one.max_tokens else 1 for one in requests]
         samples = [
             dataclasses.replace(one, settings=one.settings._replace(number=one.settings.number * count + sample))
@@ -167,26 +168,28 @@ class Generator:
                 part = slice(request.answer_start, int(lengths[slot]))
                 cut = watch(index, ids[slot, part], bool(done[slot])) if request.max_tokens else None
                 if cut is not None or done[slot]:
-                    reason = "stop" if cut is not None else "eos" if ended[slot] else "length"
-                    reason = reason if request.max_tokens else "given"
-                    scores = log_probs[slot, part][:cut]
-                    answers[index] = Answer(ids[slot, part][:cut], scores, reason, float(scores.sum()))
+                    answer = _answer(ids[slot, part], log_probs[slot, part], cut, ended[slot])
+                    answers[index] = answer if request.max_tokens else answer._replace(finish_reason="given")
                     del active[slot]
         return [answers[index] for index in range(len(requests))]
 
-    def _beams(self, requests: Sequence[Request]) -> list[list[Answer]]:
+    def _beams(self, requests: Sequence[Request]) -> Iterable[tuple[np.ndarray, ...]]:
+        """The fields of `Beams` for each request."""
         self._store_params(is_batch=True)
         prompts = self._start(requests, requests, len(requests), self._size(requests))
         max_tokens = max(one.max_tokens for one in requests)
-        found = _fetch(self._search(self._params, prompts, max_tokens=max_tokens))
-        return [
-            [
-                Answer(ids[:length], log_probs[:length], "eos" if ended else "length", float(score))
-                for ids, log_probs, length, ended, score in zip(*row, strict=True)
-                if np.isfinite(score)
-            ][: self._decoding.num_samples]
-            for row in zip(*found, strict=True)
-        ]
+        return zip(*_fetch(self._search(self._params, prompts, max_tokens=max_tokens)), strict=True)
+
+    def _best(self, beams: tuple[np.ndarray, ...], watch: Callable[..., int | None]) -> list[Answer]:
+        """The best sequences of a search, which continues after a stop text: those that are equal up to it are one."""
+        answers = {}
+        for ids, log_probs, length, ended, final in zip(*beams, strict=True):
+            if np.isfinite(final):
+                answer = _answer(ids[:length], log_probs[:length], watch(ids[:length], True), ended)
+                normalized = self._decoding.normalize(answer.score, len(answer.ids))
+                answers[answer.ids.tobytes()] = answer._replace(score=normalized)
+        ranked = sorted(answers.values(), key=lambda one: (one.finish_reason == "length", -one.score))
+        return ranked[: self._decoding.num_samples]
 
     def _size(self, requests: Sequence[Request]) -> int:
         """The length of the sequences."""
@@ -212,9 +215,14 @@ class Generator:
         return insert(state, new, slots, cache_axes(self._model, params, state.ids.shape[1]))
 
     def _search_beams(self, params: dict, prompts: DecodeState, max_tokens: int) -> Beams:
-        assert isinstance(self._decoding, BeamSearch)
         axes = cache_axes(self._model, params, prompts.ids.shape[1])
         return beam_search(self._model, params, prompts, axes, max_tokens, self._eos_ids, self._decoding)
+
+
+def _answer(ids: np.ndarray, log_probs: np.ndarray, cut: int | None, ended: bool) -> Answer:
+    """An answer of these tokens, up to `cut`, with its log-probability as the score."""
+    reason = "stop" if cut is not None else "eos" if ended else "length"
+    return Answer(ids[:cut], log_probs[:cut], reason, float(log_probs[:cut].sum()))
 
 
 def _fetch(arrays: Any) -> Any:

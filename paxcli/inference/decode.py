@@ -140,7 +140,7 @@ class PromptDecoder:
         def watch(index: int, ids: np.ndarray, is_done: bool) -> int | None:
             request = requests[index]
             cut = self._stop_at(request, ids)
-            if on_text is not None and self._decoding.num_samples == 1:
+            if on_text is not None and isinstance(self._decoding, Sampling) and self._decoding.num_samples == 1:
                 text, is_complete = self._text(request, ids), is_done or cut is not None
                 on_text(index, request.prompt, text if is_complete else _lasting_part(text, request.stop), is_complete)
             return cut
@@ -253,14 +253,13 @@ class PromptDecoder:
         return text.removeprefix(start) if text.startswith(start) else self.tokenizer.decode(ids)
 
     def _readable(self, request: Request, answer: Answer) -> dict[str, Any]:
-        cut = self._stop_at(request, answer.ids)  # beam search and encoder-decoders generate beyond a stop text
         return {
             "prompt": request.prompt,
-            "text": self._text(request, answer.ids[:cut]),
-            "ids": answer.ids[:cut].tolist(),
-            "log_probs": [round(float(value), 6) for value in answer.log_probs[:cut]],
+            "text": self._text(request, answer.ids),
+            "ids": answer.ids.tolist(),
+            "log_probs": [round(float(value), 6) for value in answer.log_probs],
             "score": round(answer.score, 6),
-            "finish_reason": answer.finish_reason if cut is None else "stop",
+            "finish_reason": answer.finish_reason,
         }
 
 

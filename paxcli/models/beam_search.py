@@ -40,6 +40,10 @@ class BeamSearch(Decoding):
             hint = "Lower `num_samples`, or raise `beam_size`."
             raise ConfigError(f"num_samples={self.num_samples} is more than beam_size={self.beam_size}.", hint)
 
+    def normalize(self, log_prob: Any, length: Any) -> Any:
+        """The score of sequences of so many tokens: of arrays, or of one."""
+        return log_prob / ((length + 5.0) / 5.0) ** self.length_norm_alpha
+
 
 class Beams(NamedTuple):
     """What `beam_search` returns, best first.
@@ -92,13 +96,10 @@ def beam_search(
     per_beam = min(settings.tokens_per_beam or beams, vocab)
     eos, limits, rows = jnp.array(eos_ids, jnp.int32), prompts.limits - prompts.starts, jnp.arange(batch)[:, None]
 
-    def normalize(scores: jax.Array, length: int | jax.Array) -> jax.Array:
-        return scores / ((length + 5.0) / 5.0) ** settings.length_norm_alpha
-
     def is_unfinished(carry: tuple[Any, _Search]) -> jax.Array:
         step, search = carry
         # Log-probabilities only decrease, so no continuation of a live sequence can exceed this score.
-        bound = normalize(search.live.scores.max(axis=1), limits)
+        bound = settings.normalize(search.live.scores.max(axis=1), limits)
         return jnp.any((step < limits) & (bound > search.ended.scores.min(axis=1)))
 
     def next_token(carry: tuple[Any, _Search]) -> tuple[Any, _Search]:
@@ -109,7 +110,7 @@ def beam_search(
         if eos_ids:
             best = jnp.argmax(log_probs[..., eos], axis=-1)
             log_prob = log_probs[..., eos].max(axis=-1)
-            scores = jnp.where((step < limits)[:, None], normalize(live.scores + log_prob, step + 1), -jnp.inf)
+            scores = jnp.where((step < limits)[:, None], settings.normalize(live.scores + log_prob, step + 1), -jnp.inf)
             new = _append(live, eos[best], log_prob, step)
             ended = _best(ended, new._replace(scores=scores, ended=jnp.isfinite(scores)))
         likely, tokens = jax.lax.top_k(log_probs, per_beam)
@@ -140,7 +141,7 @@ def beam_search(
         cache=jax.tree.map(lambda array, axis: jnp.repeat(array, beams, axis=axis), prompts.cache, axes),
     )
     _, search = jax.lax.while_loop(is_unfinished, next_token, (0, start))
-    return _best(search.ended, search.live._replace(scores=normalize(search.live.scores, limits[:, None])))
+    return _best(search.ended, search.live._replace(scores=settings.normalize(search.live.scores, limits[:, None])))
 
 
 def _append(sequences: Beams, token: jax.Array, log_prob: jax.Array, step: jax.Array) -> Beams:

@@ -244,8 +244,7 @@ def _measure_rows_per_second(data: BaseInput) -> float:
     data.reset()
     for batch in data.remaining_batches():
         rows += num_rows(batch)
-        seconds = time.perf_counter() - began
-        if seconds > _RATE_SECONDS:
+        if (seconds := time.perf_counter() - began) > _RATE_SECONDS:
             break
     return rows / seconds
 

@@ -254,6 +254,23 @@ def test_beam_search_of_text(decode, greedy):
     assert several[0]["score"] >= several[1]["score"] and several[0]["score"] >= single[0]["score"]
 
 
+def test_beams_end_at_a_stop_text(decode):
+    """Several that only differ after it are one, and its score is that of the tokens before it."""
+    free = BeamSearch(beam_size=4, num_samples=4, eos_ids=(), max_tokens=12)
+    texts = [one["text"] for one in decode(PROMPTS[:2], free)]
+    settings = dataclasses.replace(free, stop=(texts[0][2], texts[4][2]))
+    found = decode([dataclasses.replace(one, max_tokens=12) for one in PROMPTS[:2]], settings)
+    stopped = [one for one in found if one["finish_reason"] == "stop"]
+    assert {one["prompt"] for one in stopped} == {one.prompt for one in PROMPTS[:2]}
+    assert len({(one["prompt"], *one["ids"]) for one in found}) == len(found)
+    for one in found:
+        count = len(one["ids"])
+        np.testing.assert_allclose(one["score"], sum(one["log_probs"]) / ((count + 5) / 5) ** 0.8, rtol=1e-4)
+    for prompt in PROMPTS[:2]:
+        ranks = [(one["finish_reason"] == "length", -one["score"]) for one in found if one["prompt"] == prompt.prompt]
+        assert ranks == sorted(ranks)
+
+
 @pytest.mark.parametrize(
     ("prompt", "decoding", "message"),
     [
