@@ -18,6 +18,7 @@ from paxcli.config.paths import read_text
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError, PaxError, names_hint
 from paxcli.inputs.conversations import messages_of
+from paxcli.inputs.documents import JSONL, format_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file: its lines, or the objects of a `.jsonl` file.
+    """The prompts of a file: its lines, or the objects of a file of JSON lines (`.jsonl`, `.json`, `.ndjson`).
 
     Raises:
       ConfigError: The file cannot be read or has no prompt, or a line is not one; names the line.
@@ -107,7 +108,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     places = {f"{path}, line {number}: ": line for number, line in enumerate(lines, 1) if line.strip()}
     if not places:
         raise ConfigError(f"{path} has no prompt.", "Write one per line.")
-    parse = _object if path.suffix == ".jsonl" else parse_prompt
+    parse = _object if format_of(path.name) == JSONL else parse_prompt
     return [parse(line, place) for place, line in places.items()]
 
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from paxcli.config.paths import read_text, resolve_path
 from paxcli.config.render import value_text
 from paxcli.config.values import diff
 from paxcli.errors import DataError
-from paxcli.metrics.curves import read_runs
+from paxcli.metrics.curves import RunMetrics, read_runs
 from paxcli.metrics.writers import TRAIN, read_lines, read_records
 from paxcli.training.run_dir import SAMPLES, RunDir
 
@@ -101,22 +102,22 @@ def read_reported_runs(run_dirs: Sequence[epath.PathLike]) -> list[ReportedRun]:
     Raises:
       DataError: A run has no metrics, or a file is damaged.
     """
-    found = []
-    for metrics, run_dir in zip(read_runs(run_dirs), run_dirs, strict=True):
-        path = epath.Path(run_dir).expanduser()
-        later = [line for folder in ("eval", "decoded") for line in read_lines(path / folder / "metrics.jsonl")]
-        run = ReportedRun(
-            name=metrics.name,
-            lines=metrics.lines + later,
-            path=os.fspath(path),
-            values=RunDir(path).original_config(),
-            recipe=(path / "recipe.yaml").read_text() if (path / "recipe.yaml").exists() else "",
-            environment=_read_json(path / "environment.json", {}) or {},
-            goodput=_read_json(path / "goodput.json", _GOODPUT),
-            samples=[line for line in read_records(path / SAMPLES) if "prompt" in line and "text" in line],
-        )
-        found.append(run)
-    return found
+    paths = [epath.Path(run_dir).expanduser() for run_dir in run_dirs]
+    return [_read_run(path, metrics) for path, metrics in zip(paths, read_runs(run_dirs), strict=True)]
+
+
+def _read_run(path: epath.Path, metrics: RunMetrics) -> ReportedRun:
+    later = [line for folder in ("eval", "decoded") for line in read_lines(path / folder / "metrics.jsonl")]
+    return ReportedRun(
+        name=metrics.name,
+        lines=metrics.lines + later,
+        path=os.fspath(path),
+        values=RunDir(path).original_config(),
+        recipe=read_text(resolve_path(path / "recipe.yaml")) if (path / "recipe.yaml").exists() else "",
+        environment=_read_json(path / "environment.json", {}) or {},
+        goodput=_read_json(path / "goodput.json", _GOODPUT),
+        samples=[line for line in read_records(path / SAMPLES) if "prompt" in line and "text" in line],
+    )
 
 
 def chart_groups(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:

@@ -374,7 +374,9 @@ def test_prompts_are_separated_by_newlines_only(tmp_path):
     text.write_text("one\x0cline\u2028here\r\ntwo\n", encoding="utf-8")
     objects.write_text(json.dumps({"prompt": "a\u2028b\u0085c"}, ensure_ascii=False), encoding="utf-8")
     assert [one.prompt for one in read_prompts(text)] == ["one\x0cline\u2028here", "two"]
-    assert [one.prompt for one in read_prompts(objects)] == ["a\u2028b\u0085c"]
+    for name in ("prompts.jsonl", "prompts.json", "PROMPTS.JSONL", "prompts.ndjson"):
+        assert [one.prompt for one in read_prompts(objects.rename(tmp_path / name))] == ["a\u2028b\u0085c"]
+        objects = tmp_path / name
 
 
 def test_a_stop_text_may_be_a_special_token(params):

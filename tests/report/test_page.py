@@ -161,6 +161,9 @@ def test_damage_is_named(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match="Cannot write"):
         pax.Run(runs[1]).report(path=tmp_path / "file" / "x.html")
+    (runs[1] / "recipe.yaml").write_bytes(b"recipe: \xff")
+    with pytest.raises(DataError, match=r"recipe\.yaml is not UTF-8"):
+        read_reported_runs([runs[1]])
 
 
 def test_the_command_prints_what_it_wrote(runs, tmp_path, monkeypatch, capsys):
