@@ -48,7 +48,8 @@ class Learner(Configurable):
       clip_gradient_single_norm_to_value: Instead, the largest norm of each gradient, over all layers of a stack, and
         over query, key and value where these count as one (`Attention.combine_qkv`); None = off.
       clip_each_microbatch: Whether to clip the gradient of each microbatch and apply their unweighted mean, as Pax's
-        `ShardedStaticAccumulator` does, instead of clipping the gradient of the batch.
+        `ShardedStaticAccumulator` does, instead of clipping the gradient of the batch. `grad_norm`, and with it
+        `skip_step_gradient_norm_value`, is then that of this mean.
       skip_invalid_gradients: Whether to skip the update of a step whose gradients are not finite.
       skip_step_gradient_norm_value: Also skip a step whose global norm, before clipping, is not below this; None = off.
       max_consecutive_skips: The run ends as diverged after this many skipped steps in a row; None = never. Counted at
