@@ -96,12 +96,12 @@ def watch(job: Job) -> int:
 
 
 def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
-    """A parsed command as arguments again, without `--on` and `--dry-run`, and the local files to send along.
+    """A parsed command as arguments of pax again, without `--on` and `--dry-run`, and the local files to send along.
 
     Raises:
       ConfigError: A file cannot be read.
     """
-    options: list[Argument] = [str(ctx.info_name)]
+    options: list[Argument] = [*["--trust-code"] * bool(ctx.find_root().params["trust_code"]), str(ctx.info_name)]
     positional: list[Argument] = []
     files: set[Path] = set()
     for param in ctx.command.params:

@@ -71,3 +71,13 @@ def test_one_worker_trains_from_weights_of_hugging_face(cloud, pax, tmp_path):
     done = pax("train", f"hf:{weights}", *sets, "--run-dir", str(tmp_path / "run"), "--on", "demo", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2 and "Imported" in done.stderr
+
+
+def test_consent_to_run_code_is_sent_along(cloud, pax_here, monkeypatch):
+    started = []
+    monkeypatch.setattr("paxcli.cloud.jobs.Job.start", lambda job, arguments, files: started.append(arguments))
+    monkeypatch.setattr("paxcli.cli.remote.watch", lambda job: 0)
+    target = prepare(cloud)
+    for consent in (["--trust-code"], []):
+        assert pax_here(*consent, "eval", "gs://bucket/run", "--on", target.name).returncode == 0
+        assert started.pop() == [*consent, "eval", "--", "gs://bucket/run"]
