@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 
 import jax
@@ -45,7 +44,7 @@ def test_where_the_state_alone_is_too_large_nothing_else_helps(session):
 def test_microbatches_divide_rows_over_experts_too(session):
     """A row for each device of an `expert` axis: smaller microbatches would not help."""
     sizes = tuple(session.global_batch_size if axis == "expert" else 1 for axis in MESH_AXES)
-    on_experts = dataclasses.replace(session, mesh=AbstractMesh(sizes, MESH_AXES))
+    on_experts = session._replace(mesh=AbstractMesh(sizes, MESH_AXES))
     assert any("num_microbatches" in way for way in advice(session, None))
     assert not any("num_microbatches" in way for way in advice(on_experts, None))
 
