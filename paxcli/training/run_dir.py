@@ -16,7 +16,7 @@ from etils import epath
 
 import paxcli
 from paxcli.config.fields import Mark
-from paxcli.config.paths import read_text, replace_text, resolve_path
+from paxcli.config.paths import replace_text, resolve_path
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.config.tree import is_at_or_below, marked_paths, walk
 from paxcli.config.values import changed_lines
@@ -146,10 +146,11 @@ class RunDir:
         path = self.path / "config.txt"
         if path.exists():
             try:
-                return parse_config_text(read_text(resolve_path(path)))
-            except DataError as error:
+                return parse_config_text(path.read_bytes().decode())
+            except (UnicodeDecodeError, DataError) as error:
+                reason = error.message if isinstance(error, DataError) else f"It is not UTF-8: {error}."
                 hint = "Restore it from a backup, or delete it: checkpoints record the recipe and its seeds too."
-                raise DataError(f"{path} is damaged. {error.message}", hint) from error
+                raise DataError(f"{path} is damaged. {reason}", hint) from error
         from paxcli.checkpoint.manager import CheckpointStore
 
         store = CheckpointStore(self.checkpoints)
