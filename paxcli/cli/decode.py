@@ -118,7 +118,7 @@ def _chat(run: pax.Run, max_tokens: int | None, settings: dict[str, Any]) -> Non
                 continue
             asked = [*messages, {"role": "user", "content": line}]
             row = {"messages": asked} if run.has_chat_template else {"prompt": line}
-            with interrupts.spare_one(is_terminal) as is_stopped:
+            with interrupts.catch_first(is_terminal) as is_stopped:
                 printer = _Printer(is_stopped, shows_prompts=False)
                 generations = run.generate([row], max_tokens, on_text=printer, **settings)
             printer.finish(generations[:1])

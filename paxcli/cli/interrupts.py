@@ -30,7 +30,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.exit_code: int | None = None
         self._report: Callable[[int], object] = lambda code: None
-        self._sparing: set[str] = set()  # of `handler` and `thread`, which both see each signal
+        self._catching: set[str] = set()  # of `handler` and `thread`, which both see each signal
 
     def install(self, report: Callable[[int], object]) -> None:
         """Replaces the handlers of SIGINT and SIGTERM, and delays both until `release`.
@@ -61,17 +61,17 @@ class Interrupts:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     @contextlib.contextmanager
-    def spare_one(self, is_wanted: bool) -> Iterator[Callable[[], bool]]:
-        """Inside, if that is wanted, the first Ctrl-C ends nothing. Yields a function that returns whether it came."""
-        self._sparing = {"handler", "thread"} if is_wanted else set()
+    def catch_first(self, is_wanted: bool) -> Iterator[Callable[[], bool]]:
+        """If wanted, the first Ctrl-C inside does not end the process. Yields a function: whether it has come."""
+        self._catching = {"handler", "thread"} if is_wanted else set()
         try:
-            yield lambda: is_wanted and "handler" not in self._sparing
+            yield lambda: is_wanted and "handler" not in self._catching
         finally:
-            self._sparing.discard("handler")
+            self._catching.discard("handler")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and "handler" in self._sparing:
-            return self._sparing.remove("handler")
+        if number == signal.SIGINT and "handler" in self._catching:
+            return self._catching.remove("handler")
         if self.exit_code is not None:
             os._exit(128 + number)
         self.exit_code = 128 + number
@@ -83,8 +83,8 @@ class Interrupts:
         """Ends the process some seconds after a signal, from a thread: Python's handlers wait until C++ returns."""
         while True:
             number = os.read(signals, 1)[0]
-            if number == signal.SIGINT and "thread" in self._sparing:
-                self._sparing.remove("thread")
+            if number == signal.SIGINT and "thread" in self._catching:
+                self._catching.remove("thread")
             elif signal.getsignal(number) == self._handle:  # not that of a run, which saves first
                 time.sleep(_GRACE_SECONDS)
                 self.exit_code = self.exit_code or 128 + number

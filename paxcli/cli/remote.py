@@ -101,7 +101,7 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
     Raises:
       ConfigError: A file cannot be read.
     """
-    options: list[Argument] = [*["--trust-code"] * bool(ctx.find_root().params["trust_code"]), str(ctx.info_name)]
+    options: list[Argument] = [*(["--trust-code"] if ctx.find_root().params["trust_code"] else []), str(ctx.info_name)]
     positional: list[Argument] = []
     files: set[Path] = set()
     for param in ctx.command.params:

@@ -61,9 +61,11 @@ class Configurable:
 def _buildable(kind: Any, cls: type, fields: dict[str, Any]) -> Any:
     expanded = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in fields:
+            continue
         if EXPAND in field.metadata:
             child_kind, child, child_fields = field.metadata[EXPAND]
             expanded[field.name] = _buildable(child_kind, child, child_fields)
         elif field.default_factory in (list, dict):
             expanded[field.name] = field.default_factory()
-    return kind(cls, **expanded | fields)
+    return kind(cls, **expanded, **fields)

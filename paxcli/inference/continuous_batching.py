@@ -83,7 +83,7 @@ class Generator:
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
         model, convert = unroll_layers(model)
-        settings: Any = decoding  # of the one method or the other
+        settings: Any = decoding  # Sampling or BeamSearch
         self._model, self._decoding, self._eos_ids = model, settings, eos_ids
         self._prepare = jax.jit(lambda params, is_batch: convert(model.cast(params), is_batch), static_argnums=1)
         self.set_params(params)

@@ -120,7 +120,7 @@ class TrackerWriter:
 
 
 def _read_id(path: epath.Path) -> str | None:
-    """The id of the tracker's run, from its file; None if that is a copy of one that is still where it was written."""
+    """The id of the tracker's run, from its file; None in a copy of a run directory whose original still exists."""
     run_id, *place = path.read_text().splitlines()
     original = resolve_path(place[0] if place else path)  # earlier versions wrote the id only
     is_copy = original != resolve_path(path) and original.exists() and run_id in original.read_text().splitlines()

@@ -78,7 +78,8 @@ class TransformerModel(Model):
             hint = "Change one of them, or set `dims_per_head`."
             raise ConfigError(f"model_dims={dims} does not divide into num_heads={heads} heads.", hint)
         if self.num_kv_heads and heads % self.num_kv_heads:
-            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={heads}.", "Change one.")
+            hint = "Change one of them."
+            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={heads}.", hint)
         check_mesh_divides(mesh, Axis.TENSOR, **self.named_fields("num_heads", "num_kv_heads", "hidden_dims"))
         check_mesh_divides(mesh, Axis.FSDP, model_dims=self.model_dims)
 

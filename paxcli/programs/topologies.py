@@ -113,7 +113,7 @@ def _check_libtpu_arguments(arguments: str) -> None:
     Raises:
       ConfigError: It ended, or libtpu has started in this process with others.
     """
-    if _check_libtpu_arguments.cache_info().currsize:
+    if _check_libtpu_arguments.cache_info().currsize:  # an earlier call, with other arguments
         raise ConfigError("libtpu has read other `mesh.libtpu_options`, which it does once.", "Use another process.")
     if not arguments:
         return
