@@ -257,7 +257,7 @@ def _experts(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str, Any]:
     if c.get("topk_method") == "greedy":
         values |= {"num_groups": 1, "groups_per_token": 1}
     if family.shared is not None:
-        values["shared_dims"] = c[family.shared] * c.get("n_shared_experts", 1)
+        values["shared_dims"] = c[family.shared] * (c.get("n_shared_experts", 1) or 0) or None
     return values
 
 
@@ -429,7 +429,7 @@ def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Conf
         found["rope_scaling"]["mscale_all_dim"] = round(mscale, 6)
     if fdl.get_callable(feed_forward) is MoeFeedForward:  # in all kinds of layers but the first ones
         dims = feed_forward.expert_dims or model.hidden_dims
-        found |= {"moe_intermediate_size": dims, "n_shared_experts": (feed_forward.shared_dims or dims) // dims}
+        found |= {"moe_intermediate_size": dims, "n_shared_experts": (feed_forward.shared_dims or 0) // dims}
         if feed_forward.scoring != "sigmoid":
             found["topk_method"] = "greedy" if feed_forward.num_groups == 1 else "group_limited_greedy"
     return found

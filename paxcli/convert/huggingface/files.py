@@ -49,8 +49,7 @@ class Safetensors:
     def _open(self, path: Path) -> None:
         try:
             file = safe_open(path, framework="numpy")
-            names = list(file.keys())
-            slices = {name: file.get_slice(name) for name in names}
+            slices = {name: file.get_slice(name) for name in list(file.keys())}
         except FileNotFoundError:
             raise DataError(f"{path} does not exist.", "Download the files again.") from None
         except (SafetensorError, OSError) as error:

@@ -93,7 +93,8 @@ def import_huggingface(
         hint = "If it is the model's output projection, set `tie_word_embeddings` to false in config.json."
         other = "the file has another" if adapter is None else f"the adapter in {adapter} changes one of them"
         raise DataError(f"{folder}: config.json ties `{tied[1]}` to `{tied[0]}`, and {other}.", hint)
-    names = saved_names(named, family, model.head is None, model.num_layers)
+    nonempty = [name for name, saved in named.items() if tensors.shapes[saved].size]
+    names = saved_names(nonempty, family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, {name: named[saved] for name, saved in names.items()})
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
+import pathlib
 from typing import Any
 
 import fiddle as fdl
@@ -12,18 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
 from paxcli.config.assign import assign
-from paxcli.convert.huggingface.config import FAMILIES, model_values
+from paxcli.convert.huggingface.config import FAMILIES, config_json, model_values
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names
 from paxcli.convert.layout import from_pax
 from paxcli.inputs.base_input import language_spec
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
 from tests.convert.filling import to_pax
-from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of
+from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of, write_directory
 
 LOGITS = dict(atol=1e-4, rtol=0)
 
@@ -171,3 +174,19 @@ def test_a_gpt_oss_of_20b_has_as_many_parameters_as_published():
     d, expert = 2880, 3 * 2880 * 2880 + 3 * 2880
     attention = d * (64 + 2 * 8) * 64 + (64 + 2 * 8) * 64 + 64 * 64 * d + d + 64
     assert count == 2 * 201_088 * d + d + 24 * (attention + 2 * d + d * 32 + 32 + 32 * expert) == 20_914_757_184
+
+
+@pytest.mark.parametrize("count", [0, None])
+def test_a_mixture_without_shared_experts(count: int | None, tmp_path: pathlib.Path):
+    """As transformers writes it, with tensors without elements; DeepSeek's own code writes null, and no tensors."""
+    source = write_directory(tmp_path / "hf", "deepseek_v3")
+    content, tensors = json.loads((source / "config.json").read_text()), load_file(source / "model.safetensors")
+    shared = {name: x[:, :0] if "down" in name else x[:0] for name, x in tensors.items() if "shared_experts" in name}
+    others = {name: x for name, x in tensors.items() if name not in shared}
+    (source / "config.json").write_text(json.dumps(content | {"n_shared_experts": count}))
+    save_file(others | (shared if count == 0 else {}), source / "model.safetensors", metadata={"format": "pt"})
+    done = pax.import_weights(source, tmp_path / "run")
+    assert (done.parameters, len(shared)) == (sum(x.size for x in others.values()), 6)
+    config = pax.Run(tmp_path / "run").config
+    assert config.task.model.stack.turns[0].feed_forward.shared_dims is None
+    assert config_json(config, None, "float32")["n_shared_experts"] == 0
