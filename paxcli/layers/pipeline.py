@@ -94,21 +94,24 @@ class Pipeline:
 
     def run(
         self,
-        stage: Callable[..., Float[jax.Array, "b T D"]],
+        stage: Callable[..., tuple[Float[jax.Array, "b T D"], Any]],
         params: Any,
         state: Any,
         x: Float[jax.Array, "B T D"],
         *row_facts: Int[jax.Array, "B T"],
-    ) -> Float[jax.Array, "B T D"]:
+    ) -> tuple[Float[jax.Array, "B T D"], Any]:
         """Runs all rows through all stages, in all rounds.
 
         Args:
           stage: `(params, params of the round before or None, whether to use those, state, number of the round, whether
-            this is a bubble, x, *row_facts) -> x` for one microbatch.
+            this is a bubble, x, *row_facts) -> (x, metrics)` for one microbatch; in a bubble, metrics are 0.
           params: Arrays [S, …], or with more than one round [R, S, …].
           state: Arrays [S, …], which the stage gets in every round.
           x: Activations.
           *row_facts: Arrays by row that the stages read, such as segment ids; they move with their microbatch.
+
+        Returns:
+          Activations, and metrics [S, …]: their means over microbatches, summed over rounds.
         """
         stages, rounds, count = self.num_stages, self.circular_repeat, self.count_microbatches(x.shape[0])
         bubble = stages - 1
@@ -123,10 +126,10 @@ class Pipeline:
         # A microbatch begins its next round in the last of so many iterations after it returned to the first stage.
         wait = count - bubble
 
-        def iterate(carry: tuple, first: Any, length: int, now: Any, before: Any, began: Any) -> tuple:
+        def iterate(carry: tuple, first: Any, length: int, now: Any, before: Any, began: Any) -> tuple[tuple, Any]:
             """Iterations from `first` on, in the round that began at `began`; a stage that is late is in `before`."""
 
-            def iteration(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
+            def iteration(carry: tuple, t: jax.Array) -> tuple[tuple, Any]:
                 io, arriving, waiting = carry
                 column = jax.lax.dynamic_index_in_dim(io, t % columns, 1, keepdims=False)
                 entering = column
@@ -139,23 +142,25 @@ class Pipeline:
                 here = _constrain(jnp.where(is_first, entering, arriving), "activation_stage")
                 in_bubble = (passed < 0) | (passed >= rounds * count)
                 number = jnp.clip(passed // count, 0, rounds - 1)
-                y = run_stages(now, before, passed < began, state, number, in_bubble, here, *theirs)
+                y, metrics = run_stages(now, before, passed < began, state, number, in_bubble, here, *theirs)
                 y = _constrain(y, "activation_stage")
                 left = jnp.where(is_last, y, jnp.roll(column, -1, axis=0)) if self.stream_io else y[-1:]
                 io = self._constrain_io(jax.lax.dynamic_update_index_in_dim(io, left, t % columns, 1))
-                return (io, _constrain(jnp.roll(y, 1, axis=0), "activation_stage"), waiting), None
+                return (io, _constrain(jnp.roll(y, 1, axis=0), "activation_stage"), waiting), metrics
 
-            return jax.lax.scan(iteration, carry, first + jnp.arange(length))[0]
+            carry, metrics = jax.lax.scan(iteration, carry, first + jnp.arange(length))
+            return carry, jax.tree.map(lambda values: jnp.sum(values, axis=0) / count, metrics)
 
         def weights_of(number: Any) -> Any:
             return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, number, keepdims=False), params)
 
         # All stages use the weights of one round, but for the iterations in which they begin it one after the other. So
         # weight gradients are summed over devices once a round; with weights by iteration, XLA sums them in each.
-        def one_round(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
+        def one_round(carry: tuple, number: jax.Array) -> tuple[tuple, Any]:
             now, before, began = weights_of(number), weights_of(jnp.maximum(number - 1, 0)), number * count
-            carry = iterate(carry, began, bubble, now, before, began)
-            return iterate(carry, began + bubble, count - bubble, now, None, began), None
+            carry, early = iterate(carry, began, bubble, now, before, began)
+            carry, late = iterate(carry, began + bubble, count - bubble, now, None, began)
+            return carry, jax.tree.map(jnp.add, early, late)
 
         io = self._constrain_io(_microbatches(x, count).reshape(slots, columns, -1, *x.shape[1:]))
         # The first bubbles compute on this: real rows, since layers may produce NaNs on arbitrary values.
@@ -163,14 +168,15 @@ class Pipeline:
         waiting = jnp.zeros((stages, wait if rounds > 1 else 0, *io.shape[2:]), io.dtype)
         carry = (io, _constrain(arriving, "activation_stage"), _constrain(waiting, "activation_stage", None))
         if rounds == 1:
-            carry = iterate(carry, 0, count + bubble, params, None, 0)
+            carry, metrics = iterate(carry, 0, count + bubble, params, None, 0)
         else:
-            carry, _ = jax.lax.scan(one_round, carry, jnp.arange(rounds))
-            carry = iterate(carry, rounds * count, bubble, weights_of(rounds - 1), None, 0)
+            carry, by_round = jax.lax.scan(one_round, carry, jnp.arange(rounds))
+            carry, last = iterate(carry, rounds * count, bubble, weights_of(rounds - 1), None, 0)
+            metrics = jax.tree.map(lambda values, more: jnp.sum(values, axis=0) + more, by_round, last)
         # Microbatch m leaves S - 1 iterations after its last round begins. Without the constraint, XLA would shard the
         # buffer over the stages, as the batch is, and gather it in every iteration.
         y = jnp.roll(self._constrain_io(carry[0]), -bubble, axis=1).reshape(count, *carry[0].shape[2:])
-        return constrain(jnp.moveaxis(y, 0, 1).reshape(x.shape), "activation_batch", *_ROWS[1:])
+        return constrain(jnp.moveaxis(y, 0, 1).reshape(x.shape), "activation_batch", *_ROWS[1:]), metrics
 
     def _constrain_io(self, io: jax.Array) -> jax.Array:
         return _constrain(io, "activation_stage" if self.stream_io else None, None)

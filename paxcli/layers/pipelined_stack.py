@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
 from paxcli.layers.stack import Stack
 from paxcli.mesh.axes import Axis
-from paxcli.mesh.sharding import constrain, is_partitioned, without_sharding_over
+from paxcli.mesh.sharding import constrain, is_partitioned, path_of, without_sharding_over
 
 _WEIGHTS = "round_weights"
 
@@ -70,9 +69,12 @@ class PipelinedStack(Stack):
         rounds = self.circular_repeat > 1
         state = {name: tree["repeats"]["stages"] if rounds else tree["stages"] for name, tree in variables.items()}
         params = state.pop("params")
-        if rounds:  # FP8 state is [S, (K) R, …]
-            state = jax.tree.map(functools.partial(jnp.moveaxis, source=0, destination=2 if self.scan else 1), state)
-        return self.pipeline.run(self._stage(), params, state, x, segment_ids, segment_pos), None
+        # FP8 state is [S, R, …].
+        state = jax.tree.map(lambda s: jnp.moveaxis(s, 0, 1) if rounds else s.reshape(len(s), 1, *s.shape[1:]), state)
+        x, reported = self.pipeline.run(self._stage(), params, state, x, segment_ids, segment_pos)
+        for path, means in jax.tree.leaves_with_path(reported):  # [S, (K)], of all rounds: one value for each layer
+            self.sow("metrics", path_of(path)[-2], jnp.tile(means / self.circular_repeat, self.circular_repeat))
+        return x, None
 
     @property
     def pipeline(self) -> Pipeline:
@@ -80,8 +82,9 @@ class PipelinedStack(Stack):
         return Pipeline(**self.named_fields(*(field.name for field in dataclasses.fields(Pipeline))))
 
     def _stack(self, num_layers: int) -> Stack:
-        """An unbound `Stack` of such layers."""
-        return Stack(num_layers, **self._widths, block=self.block, scan=self.scan, unroll=self.unroll, parent=None)
+        """An unbound `Stack` of such layers, without remat."""
+        same = self.named_fields("block", "scan", "unroll")
+        return Stack(num_layers, **self._widths, **same, remat_policy="everything", parent=None)
 
     def _variables(self) -> dict[str, Any]:
         """Parameters and FP8 state, if any: `{"stages": …}` each, or in rounds `{"repeats": {"stages": …}}`."""
@@ -114,30 +117,19 @@ class PipelinedStack(Stack):
             variables[FP8_STATE] = {name: self.get_variable(FP8_STATE, name)}
         return variables
 
-    def _stage(self) -> Callable[..., jax.Array]:
+    def _stage(self) -> Callable[..., tuple[jax.Array, Any]]:
         """One stage on one microbatch, as `Pipeline.run` calls it."""
-        block = self.block.func(**{**self.block.keywords, **self._widths}, parent=None)
+        stack = self._stack(self.pipeline.layers_per_group(self.num_layers))
         rounds = self.circular_repeat
-
-        def layer(number: jax.Array, in_bubble: jax.Array, row_facts: Any, x: jax.Array, variables: Any):
-            if FP8_STATE in variables:
-                fp8 = variables[FP8_STATE]
-                fp8 = fp8 if rounds > 1 else jax.tree.map(lambda s: jax.lax.reshape(s, (1, *s.shape)), fp8)
-                variables = variables | {FP8_STATE: of_round(fp8, number, in_bubble)}
-            return block.apply(variables, x, None, *row_facts)[0], None
 
         def stage(
             params: Any, before: Any, is_late: Any, state: Any, number: Any, in_bubble: Any, x: Any, *row_facts: Any
-        ) -> jax.Array:
+        ) -> tuple[jax.Array, Any]:
             if before is not None:
                 params = jax.tree.map(lambda p, q: save_as(_WEIGHTS, jnp.where(is_late, q, p)), params, before)
-            variables, run_layer = {"params": params, **state}, functools.partial(layer, number, in_bubble, row_facts)
-            if self.scan:
-                layers = {name: tree["layers"] for name, tree in variables.items()}
-                return jax.lax.scan(run_layer, x, layers, unroll=self.unroll)[0]
-            for index in range(len(params)):
-                x, _ = run_layer(x, {name: tree[f"layers_{index}"] for name, tree in variables.items()})
-            return x
+            variables = {"params": params, **{name: of_round(tree, number, in_bubble) for name, tree in state.items()}}
+            (x, _), reported = stack.apply(variables, x, None, *row_facts, mutable=["metrics"])
+            return x, jax.tree.map(lambda value: jnp.where(in_bubble, 0, value), reported)
 
         policy = saveable(self.remat_policy, self.offload, self.save)
         if policy is None and rounds > 1:

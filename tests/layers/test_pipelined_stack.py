@@ -175,3 +175,27 @@ def test_bubbles_do_not_move_the_balance_bias(inputs):
     found = to_layers(gradient(pipelined, to_stages(params, 2)))["layers"]["feed_forward"]["balance_bias"]
     assert np.any(expected)
     np.testing.assert_allclose(found, 4 * expected)
+
+
+@pytest.mark.parametrize(("rounds", "scan"), [(1, True), (2, False)])
+def test_the_balance_of_experts_is_that_of_the_plain_stack(rounds, scan, inputs):
+    """As a metric, one value for each layer, and in the gradients; bubbles do not count."""
+    block = functools.partial(TransformerBlock, feed_forward=functools.partial(MoeFeedForward, num_experts=4))
+    plain = Stack(**WIDTHS, block=block, scan=scan)
+    params = nn.meta.unbox(jax.jit(plain.init)(jax.random.key(1), *inputs))["params"]
+
+    def value_and_grads(stack, params):
+        def loss(params):
+            (y, _), reported = stack.apply({"params": params}, *inputs, mutable=["metrics"])
+            values = jnp.concatenate([value.ravel() for value in jax.tree.leaves(reported)])
+            return jnp.sum(jnp.sin(y)) + jnp.sum(values), values
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    pipelined = PipelinedStack(
+        **WIDTHS, block=block, scan=scan, num_stages=2, num_microbatches=4, circular_repeat=rounds
+    )
+    (loss, values), grads = value_and_grads(pipelined, to_stages(params, 2, rounds))
+    (expected_loss, expected), expected_grads = value_and_grads(plain, params)
+    assert values.shape == expected.shape == (L,)
+    _assert_close((loss, jnp.mean(values), to_layers(grads)), (expected_loss, jnp.mean(expected), expected_grads))
