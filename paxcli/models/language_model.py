@@ -57,6 +57,13 @@ class TransformerLm(TransformerModel):
         self._head = self._embedding if self.head is None else self.head(name="head", **self._table_widths)
         self._stack = self._stack_template(name="stack")
 
+    def validate(self, mesh: Mapping[str, int]) -> None:
+        super().validate(mesh)
+        of_logits = ("use_bias", "logit_cap", "scale_logits_sqrt_depth")
+        if ignored := [field for field in of_logits if self.head is not None and self.embedding.keywords.get(field)]:
+            problem = f"task.model.embedding.{ignored[0]} has no effect: `task.model.head` computes the logits."
+            raise ConfigError(problem, "Set it to false or null; `head` has its own `use_bias` and `logit_cap`.")
+
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """Logits [B, T, V] of packed sequences: `ids`, `segment_ids` and `segment_pos`, all [B, T].
 

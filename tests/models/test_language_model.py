@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import language_spec
 from paxcli.layers.attention.attention import Attention
@@ -21,6 +22,7 @@ from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
+from paxcli.training.validate import validate
 from tests.tolerances import FLOAT32
 
 # Published shapes: model, hidden, layers, heads, kv heads, dims per head, vocabulary, gated.
@@ -154,3 +156,13 @@ def test_documents_that_see_each_other_are_one_text(attention):
     params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
     found, expected = (jax.jit(model.loss_and_metrics)(params, rows)[1].xent for rows in (batch, NestedMap(joined)))
     np.testing.assert_allclose(found, expected, **FLOAT32)
+
+
+@pytest.mark.parametrize("field", ["use_bias", "logit_cap", "scale_logits_sqrt_depth"])
+def test_fields_of_tied_logits_are_refused_beside_a_head(field):
+    config = tiny_synthetic()
+    setattr(config.task.model.embedding, field, 30.0 if field == "logit_cap" else True)
+    validate(config)
+    config.task.model.head = OutputHead.partial()
+    with pytest.raises(ConfigError, match=f"task.model.embedding.{field} has no effect: `task.model.head` computes"):
+        validate(config)
