@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +90,10 @@ class PromptDecoder:
         self._model, self.tokenizer, self.template = model, tokenizer, template
         self.max_length = model.max_decode_len
         self._decoding, self._seed = decoding, seed
-        self._special_id = functools.cache(self._find_special_id)  # asked for after each token
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        named = {text: ids[name] for name, text in tokenizer.special_tokens.items() if name in ids}
+        # Texts of special tokens, which no decoded text shows → ids.
+        self._special_ids = named | {text: number for number, text in tokenizer.special_tokens_by_id.items()}
         eos_ids = (tokenizer.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
         self._check_vocabulary("`decoding.eos_ids`", eos_ids)
         self.generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0)
@@ -231,12 +233,7 @@ class PromptDecoder:
 
     def _has_stop(self, request: Request, ids: np.ndarray) -> bool:
         text = self._decode(request, ids) if request.stop else ""
-        return any(one in text or self._special_id(one) in ids for one in request.stop)
-
-    def _find_special_id(self, text: str) -> int:
-        """The id of a special token, which no decoded text shows; -1 for any other text."""
-        ids = self.tokenizer.encode_chat(text)[0]
-        return int(ids[0]) if len(ids) == 1 and not self.tokenizer.decode(ids) else -1
+        return any(one in text or self._special_ids.get(one, -1) in ids for one in request.stop)
 
     def _text(self, request: Request, ids: np.ndarray) -> str:
         text = self._decode(request, ids)

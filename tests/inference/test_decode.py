@@ -21,7 +21,7 @@ from paxcli.errors import ConfigError
 from paxcli.inference.decode import PromptDecoder, _lasting_part, override
 from paxcli.inference.prompts import Prompt, parse_prompt, read_prompts
 from paxcli.inputs.chat import ChatInput
-from paxcli.inputs.tokenizers import ByteTokenizer
+from paxcli.inputs.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from paxcli.layers.matmul import OutputFirst
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.models.beam_search import BeamSearch
@@ -29,6 +29,7 @@ from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Decoding, Sampling
 from paxcli.nested_map import NestedMap
 from tests.conftest import ROOT
+from tests.convert.huggingface.directories import write_tokenizer
 from tests.tolerances import FLOAT32
 
 SIZES = dict(vocab_size=259, max_seq_len=80, model_dims=32, hidden_dims=64, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -395,10 +396,24 @@ def test_a_stop_text_may_be_a_special_token(params):
         assert (after["ids"], after["finish_reason"]) == (ids[:cut], "stop" if cut else "length")
 
 
+def test_a_stop_text_that_is_an_unknown_token_does_not_stop_at_other_unknown_ones(params, tmp_path):
+    write_tokenizer(tmp_path)
+    tokenizer = HuggingFaceTokenizer(path=f"{tmp_path}/tokenizer.json", eos_token="</s>")
+    (unknown,) = tokenizer.encode("ü")
+    likely = params | {"embedding": {"table": params["embedding"]["table"].at[unknown].multiply(4.0)}}
+    free = Sampling(eos_ids=(), temperature=2.0, max_tokens=40)
+    drawn, stopped, named = (
+        PromptDecoder(MODEL, likely, tokenizer, settings, 0).continue_prompts([Prompt("a")] * 4)
+        for settings in (free, dataclasses.replace(free, stop=("ü",)), dataclasses.replace(free, stop=("<unk>",)))
+    )
+    assert any(unknown in one["ids"] for one in drawn)
+    assert stopped == drawn != named
+
+
 class Words:
     """A tokenizer of words that, as SentencePiece, has the space before a word in its token, except for the first."""
 
-    path, eos_id, bos_id, pad_id, special_tokens = None, 1, None, 0, {}
+    path, eos_id, bos_id, pad_id, special_tokens, special_tokens_by_id = None, 1, None, 0, {}, {}
     vocab_size = 259
 
     def __init__(self) -> None:
