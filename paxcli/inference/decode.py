@@ -181,7 +181,7 @@ class PromptDecoder:
         if prompt.continuation is not None:
             sequence, max_tokens = self._encode(prompt, prompt.continuation), 0
             if not np.array_equal(sequence[: len(ids)], ids):  # a token would span both
-                sequence = np.concatenate([ids, self.tokenizer.encode(prompt.continuation)])
+                sequence = self._append(ids, prompt.continuation)
         self._check_vocabulary(shown, sequence)
         fit = self._check_length(shown, len(sequence), 1 if max_tokens is None else max_tokens)
         text = self.tokenizer.decode(ids.astype(np.int32)) if prompt.prompt is None else prompt.prompt
@@ -198,7 +198,8 @@ class PromptDecoder:
 
     def _encode(self, prompt: Prompt, continuation: str = "") -> np.ndarray:
         if prompt.ids is not None:
-            return np.concatenate([prompt.ids, self.tokenizer.encode(continuation)])
+            self._check_vocabulary(str(prompt), prompt.ids)
+            return self._append(prompt.ids, continuation)
         if prompt.messages is None:
             bos = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
             return np.concatenate([bos, self.tokenizer.encode(f"{prompt.prompt}{continuation}")])
@@ -207,6 +208,12 @@ class PromptDecoder:
         variables = template_variables(vars(prompt), str(prompt))
         text = self.template.render_prompt(prompt.messages, variables)
         return self.tokenizer.encode_chat(text + continuation)[0]
+
+    def _append(self, ids: Sequence[int] | np.ndarray, text: str) -> np.ndarray:
+        """Ids, and those of a text after them. Encoded alone, it may get a space before it: SentencePiece adds one."""
+        ids, encode, decode = np.asarray(ids, np.int64), self.tokenizer.encode, self.tokenizer.decode
+        found = [np.concatenate([ids, encode(start + text)[len(encode(start)) :]]) for start in ("", ".", "0")]
+        return next((one for one in found if decode(one) == decode(ids) + text), found[0])
 
     def _check_length(self, name: str, length: int, max_tokens: int) -> int:
         """The number of tokens that fit after a prompt of this length.

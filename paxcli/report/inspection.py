@@ -196,12 +196,9 @@ def _decode_segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> l
         cuts = np.flatnonzero(np.diff(segment_ids)) + 1
         split = [np.split(array, cuts) for array in (ids, labels, weights, segment_ids)]
         return [_decode_with_loss_mask(data, field, *part) for part in zip(*split, strict=True)]
-    parts = []
-    for line, segments in zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True):
-        starts = np.flatnonzero(np.diff(segments, prepend=-1))
-        for part, segment in zip(np.split(line, starts[1:]), segments[starts], strict=True):
-            parts.append(_decode(data, part, field, is_document=segment > 0))
-    return parts
+    starts = np.flatnonzero(np.diff(segment_ids, prepend=-1))
+    split = zip(np.split(ids.ravel(), starts[1:]), segment_ids.ravel()[starts], strict=True)
+    return [_decode(data, part, field, is_document=segment > 0) for part, segment in split]
 
 
 def _has_loss_mask(leaves: Leaves, field: str) -> bool:

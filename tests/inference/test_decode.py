@@ -417,12 +417,13 @@ class Words:
     vocab_size = 259
 
     def __init__(self) -> None:
-        self.words = ["<pad>", "</s>", "\u2581the", "\u2581cat", "s", "\u2581sat"]
+        self.words = ["<pad>", "</s>", "\u2581the", "\u2581cat", "s", "\u2581sat", "\u2581thes", "\u2581", ".", "0"]
 
     def encode(self, text: str) -> np.ndarray:
         left, ids = ("\u2581" + text.replace(" ", "\u2581")) if text else "", []
         while left:
-            number = next(i for i, word in enumerate(self.words) if i > 1 and left.startswith(word))
+            fitting = [i for i, word in enumerate(self.words) if i > 1 and left.startswith(word)]
+            number = max(fitting, key=lambda i: len(self.words[i]))
             ids.append(number)
             left = left.removeprefix(self.words[number])
         return np.array(ids, np.int32)
@@ -441,11 +442,14 @@ def test_spaces_between_a_prompt_and_its_continuation(params):
     rows = [
         Prompt("the cat", continuation=" sat"),
         Prompt("the", continuation=" cats"),
+        Prompt("the", continuation="s"),  # a token spans both, and "s" alone is encoded as " s"
+        Prompt(ids=[2, 3], continuation="s"),
         Prompt("the cat", max_tokens=9),
     ]
-    first, second, generated = decoder.continue_prompts(rows)
+    first, second, within, after_ids, generated = decoder.continue_prompts(rows)
     assert (first["ids"], first["text"]) == ([5], " sat")
     assert (second["ids"], second["text"]) == ([3, 4], " cats")
+    assert [(one["ids"], one["text"]) for one in (within, after_ids)] == [([4], "s")] * 2
     whole = Words().decode(np.array([2, 3, *generated["ids"]]))
     assert "the cat" + generated["text"] == whole
 
