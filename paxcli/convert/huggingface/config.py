@@ -223,10 +223,8 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     scaling = _rope(c)
     if _GLOBAL in scaling:
         scaling = scaling[_LOCAL if is_local else _GLOBAL]
-    elif is_local and "rope_local_base_freq" in c:  # as transformers 4 writes it
-        scaling = {"rope_theta": c["rope_local_base_freq"]}
-    elif is_local and "global_scaling" in traits:
-        scaling = {}
+    elif is_local and "global_scaling" in traits:  # as transformers 4 writes it
+        scaling = {"rope_theta": c.get("rope_local_base_freq", c["rope_theta"])}
     kind = _rope_type(scaling)
     values: dict[str, Any] = {"": "Rotary", "max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
     fraction = scaling.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
@@ -324,9 +322,10 @@ def has_experts(block: fdl.Buildable) -> bool:
 def _new_config(model: fdl.Config) -> dict[str, Any]:
     """The keys of the family that is nearest to a model."""
     blocks, num_first = layer_kinds(model)
-    attention = next((one.attention for one in blocks[::-1] if one.attention.rotary is not None), blocks[-1].attention)
+    rotated = [one.attention for one in blocks if one.attention.rotary is not None] or [blocks[0].attention]
     feed_forward = next((one.feed_forward for one in blocks if has_experts(one)), blocks[0].feed_forward)
-    latent, alternating, sparse = is_latent(attention), len(blocks) > 1, any(map(has_experts, blocks))
+    latent, alternating, sparse = is_latent(rotated[0]), len(blocks) > 1, any(map(has_experts, blocks))
+    attention = next((one for one in rotated if latent or one.window is None), rotated[0])
     local = next((one for one in blocks if not latent and one.attention.window is not None), blocks[0])
     kind = _nearest(model, local, alternating, sparse)
     family = FAMILIES[kind]
@@ -352,6 +351,13 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     }
     if attention.rotary is not None:
         found |= _new_rope(attention.rotary)
+        rotary = next((one.rotary for one in rotated if not latent and one.window is not None), attention.rotary)
+        sliding, full = ({"rope_type": "default", "rope_theta": x.max_timescale} for x in (rotary, attention.rotary))
+        full |= found.get("rope_scaling", {})
+        if "global_scaling" in family.traits:  # transformers 5 ignores it in sliding windows
+            found |= {"rope_local_base_freq": rotary.max_timescale, "rope_parameters": {_LOCAL: sliding, _GLOBAL: full}}
+        if "rope_scaling" in family.defaults:  # without one, transformers uses its default
+            found = {"rope_scaling": None, **found, "rope_parameters": full}
     if sparse:
         found |= {key: getattr(feed_forward, field) for key, field in family.experts.items()}
     if latent:
@@ -360,7 +366,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     if sparse and "shared_expert_intermediate_size" in family.defaults:
         found["shared_expert_intermediate_size"] = feed_forward.shared_dims or model.hidden_dims
     layers = [blocks[i % len(blocks)] for i in range(model.num_layers)]
-    if alternating:
+    if alternating or family.pattern:
         found["layer_types"] = _layer_types(family, [one.attention.window for one in layers])
     if "no_rope_layers" in family.defaults:
         found["no_rope_layers"] = [int(one.attention.rotary is not None) for one in layers]
@@ -371,11 +377,6 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         found["final_logit_softcapping"] = (model.embedding if model.head is None else model.head).logit_cap
         scale = attention.query_scale
         found["query_pre_attn_scalar"] = size if scale is None else round(scale**-2)
-    if "rope_local_base_freq" in family.defaults:
-        found["rope_local_base_freq"] = local.attention.rotary.max_timescale
-    if "global_scaling" in family.traits and "rope_theta" in found:  # transformers 5 ignores it in sliding windows
-        plain = {"rope_type": "default", "rope_theta": found["rope_theta"]}
-        found["rope_parameters"] = {_LOCAL: plain, _GLOBAL: plain | found.get("rope_scaling", {})}
     return found
 
 
@@ -398,7 +399,7 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
     if is_latent(attention):
         return "deepseek_v3" if sparse and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
     if not block.pre_norms:
-        return "olmo3" if alternating else "olmo2"
+        return "olmo2" if attention.window is None else "olmo3"
     if attention.sinks:
         return "gpt_oss"
     if attention.chunked:
@@ -425,8 +426,7 @@ def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Conf
     scaling = attention.rotary.scaling
     if attention.query_scale is not None and scaling is not None:
         mscale = ((attention.query_scale * size**0.5) ** 0.5 - 1) / (0.1 * math.log(scaling.factor))
-        found |= _new_rope(attention.rotary)
-        found["rope_scaling"]["mscale_all_dim"] = round(mscale, 6)
+        found["rope_scaling"] = _new_rope(attention.rotary)["rope_scaling"] | {"mscale_all_dim": round(mscale, 6)}
     if fdl.get_callable(feed_forward) is MoeFeedForward:  # in all kinds of layers but the first ones
         dims = feed_forward.expert_dims or model.hidden_dims
         found |= {"moe_intermediate_size": dims, "n_shared_experts": (feed_forward.shared_dims or 0) // dims}

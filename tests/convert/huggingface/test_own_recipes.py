@@ -15,6 +15,7 @@ import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves, read_manifest
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values
+from paxcli.errors import ConfigError
 from paxcli.training.session import state_shapes
 from paxcli.training.start_from import write_run
 from tests.convert.huggingface.directories import CONFIGS, write_directory
@@ -62,6 +63,34 @@ def test_both_kinds_of_olmo_3_layers_have_the_theta_of_the_recipe(scaling: dict[
     found = written_for("olmo3", rope_parameters=parameters)["rope_parameters"]
     assert found[LOCAL] == {"rope_type": "default", "rope_theta": 300.0}
     assert found[GLOBAL].items() >= ({"rope_type": "default"} | parameters[GLOBAL]).items()
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gemma3_text", {"num_hidden_layers": 2, "layer_types": [GLOBAL, LOCAL]}),  # the last one has the local RoPE
+        ("olmo3", {"rope_parameters": {LOCAL: {"rope_theta": 300.0}, GLOBAL: {"rope_theta": 500.0}}}),
+        ("olmo3", {"num_hidden_layers": 1, "layer_types": [LOCAL]}),
+        ("gemma2", {"num_hidden_layers": 1, "layer_types": [GLOBAL]}),
+        ("gpt_oss", {"num_hidden_layers": 1, "layer_types": [GLOBAL]}),
+        ("gpt_oss", {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}),
+    ],
+)
+def test_kinds_of_layers_have_their_own_rope_and_need_not_alternate(family: str, keys: dict[str, Any]):
+    written = written_for(family, **keys)
+    assert {LOCAL, GLOBAL} & {*written["layer_types"]}
+    if "rope_theta" in keys.get("rope_parameters", {}):  # without the key, transformers scales by YaRN
+        assert written["rope_parameters"] == keys["rope_parameters"] and written["rope_scaling"] is None
+
+
+def test_gemma_3_without_rope_is_refused_by_its_fields():
+    config = pax.load(FAMILIES["gemma3_text"].recipe).config
+    for path, value in model_values(CONFIGS["gemma3_text"]).items():
+        assign(config, f"task.model.{path}", value)
+    for block in config.task.model.stack.turns:
+        block.attention.rotary = None
+    with pytest.raises(ConfigError, match="rotary is None, not 'Rotary'"):
+        config_json(config, None, "float32")
 
 
 @pytest.mark.parametrize("family", ["llama31", "mistral", "qwen3", "mixtral", "olmo2", "gemma", "phi3"])
