@@ -54,7 +54,7 @@ def replace_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     An error names the file, which is then unchanged. The permissions of an old file are kept. A device or a pipe is not
     replaced: the content is written to it.
     """
-    with _replacement(path, ".tmp") as place:
+    with replacement(path) as place:
         write = repeat(place.write_bytes) if "://" in os.fspath(path) else place.write_bytes
         write(content)
 
@@ -78,13 +78,16 @@ def copy_file(source: str | os.PathLike[str], copy: str | os.PathLike[str]) -> N
     """Copies a file atomically, as `replace_bytes` writes, and makes the directories of the copy."""
     resolve_path(copy).parent.mkdir(parents=True, exist_ok=True)
     own_suffix = f".{os.getpid()}.tmp"  # other processes may copy it too
-    with resolve_path(source).open("rb") as old, _replacement(copy, own_suffix) as place, place.open("wb") as new:
+    with resolve_path(source).open("rb") as old, replacement(copy, own_suffix) as place, place.open("wb") as new:
         shutil.copyfileobj(old, new, 1 << 22)
 
 
 @contextlib.contextmanager
-def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
-    """A temporary file with another suffix that replaces `path` at the end; an error deletes it, and names `path`."""
+def replacement(path: str | os.PathLike[str], suffix: str = ".tmp") -> Iterator[Path]:
+    """A temporary file with another suffix that replaces `path` at the end, atomically, as `replace_bytes` does.
+
+    Any exception deletes it; an OSError names `path`.
+    """
     is_remote, target = "://" in os.fspath(path), os.path.realpath(path)  # that of a link
     if is_remote or (os.path.exists(path) and not os.path.isfile(path)):
         yield resolve_path(path) if is_remote else Path(path)  # an upload is atomic
@@ -96,9 +99,9 @@ def _replacement(path: str | os.PathLike[str], suffix: str) -> Iterator[Path]:
             shutil.copymode(target, temporary)
         sync(temporary)
         rename_durably(temporary, target)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
             error.filename = os.fspath(path)
         raise
 

@@ -19,12 +19,13 @@ from typing import Any, Self
 import numpy as np
 from etils import epath
 
+from paxcli.config.paths import replace_text, replacement
 from paxcli.errors import DataError
 from paxcli.inputs.files import local_copy, size_of
 from paxcli.inputs.tokenizers import Tokenizer
 
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_SIDECAR, _INDEX, _PARTIAL = ".json", ".index", ".tmp"
+_SIDECAR, _INDEX = ".json", ".index"
 _CHUNK = 2**24
 _EDGE = 2**16
 
@@ -89,7 +90,7 @@ def read_info(path: epath.Path) -> TokenFileInfo:
             raise ValueError(f"dtype is {info.dtype!r}, not uint16 or uint32")
         if not 0 <= info.eos_id < info.vocab_size <= 2 ** (8 * _DTYPES[info.dtype].itemsize):
             raise ValueError(f"eos_id {info.eos_id}, vocab_size {info.vocab_size} and {info.dtype} are inconsistent")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{sidecar} does not describe a token file: {error}.", hint) from None
     return info
 
@@ -177,21 +178,18 @@ def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: To
     dtype = _DTYPES[info.dtype]
     starts, checksum = [0], 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _sibling(path, _PARTIAL)
-    with partial.open("wb") as file:
+    with replacement(path) as partial, partial.open("wb") as file:
         for ids in documents:
             content = ids.astype(dtype, copy=False).tobytes()
             file.write(content)
             checksum = zlib.crc32(content, checksum)
             starts.append(starts[-1] + len(ids) - 1)
-    partial.replace(path)
     index = np.array(starts, "<i8").tobytes()
     _sibling(path, _INDEX).write_bytes(index)
     # Each document has one token without a label.
     counts = {"num_documents": len(starts) - 1, "num_tokens": starts[-1] + len(starts) - 1}
     info = dataclasses.replace(info, **counts, bad_records=bad, checksum=checksum, index_checksum=zlib.crc32(index))
-    partial.write_text(json.dumps(dataclasses.asdict(info), indent=1))
-    partial.replace(_sibling(path, _SIDECAR))
+    replace_text(_sibling(path, _SIDECAR), json.dumps(dataclasses.asdict(info), indent=1))
 
 
 def _sibling(path: epath.Path, suffix: str) -> epath.Path:
