@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from paxcli.config.bucket import repeat
 from paxcli.errors import DataError, MissingError, PaxError, first_line, machine_fault
@@ -41,6 +43,14 @@ def read_text(path: Path, kind: type[PaxError] = DataError) -> str:
         raise kind(f"Cannot read {path}: {error.strerror}.", "Correct the path.") from None
     except UnicodeDecodeError as error:
         raise kind(f"{path} is not UTF-8 text: byte {error.start}.", "Save the file as UTF-8.") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. Raises DataError if the file cannot be read or is not JSON."""
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:  # the second: it is nested too deeply
+        raise DataError(f"{path} is not JSON: {error}.", "Correct it or download it again.") from None
 
 
 def replace_text(path: str | os.PathLike[str], text: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from paxcli.config.paths import read_text
+from paxcli.config.paths import read_json
 from paxcli.errors import DataError
 
 _SPECIAL = ("special_tokens_map.json", "tokenizer_config.json")  # the second one takes precedence
@@ -15,13 +14,9 @@ _MODEL = "config.json"
 
 def read_object(path: Path) -> dict[str, Any]:
     """Raises DataError if the file cannot be read or is not a JSON object."""
-    hint = "Correct it, or download it again."
-    try:
-        config = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}.", hint) from None
+    config = read_json(path)
     if not isinstance(config, dict):
-        raise DataError(f"{path} is a JSON {type(config).__name__}, not an object.", hint)
+        raise DataError(f"{path} is a JSON {type(config).__name__}, not an object.", "Correct it or download it again.")
     return config
 
 

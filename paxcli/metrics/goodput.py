@@ -13,8 +13,8 @@ from typing import Any
 
 from etils import epath
 
-from paxcli.config.paths import replace_text
-from paxcli.errors import first_line
+from paxcli.config.paths import read_json, replace_text
+from paxcli.errors import DataError, first_line
 from paxcli.log import log
 
 # The causes, in the order in which they are printed. Only the first is progress.
@@ -127,11 +127,11 @@ def _until(step: int, start: dict[str, Any]) -> dict[str, Any]:
 def _read_starts(path: epath.Path) -> list[dict[str, Any]]:
     """The starts in the file; an empty list if the file is missing or damaged. Damage is logged."""
     try:
-        starts = json.loads(path.read_text())["starts"] if path.exists() else []
+        starts = read_json(path)["starts"] if path.exists() else []
         for start in [_until(0, start) for start in starts]:
             sum([*(start["seconds"][cause] for cause in CAUSES), start["began"], start["ended"]])  # numbers, all there
         return starts
-    except (ValueError, KeyError, TypeError):
+    except (DataError, ArithmeticError, KeyError, TypeError):
         log.warning("%s is damaged: the accounts of the run's wall time start again.", path)
         return []
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
 
-from paxcli.config.paths import read_text, resolve_path
+from paxcli.config.paths import read_json, read_text, resolve_path
 from paxcli.config.render import value_text
 from paxcli.config.values import diff
 from paxcli.errors import DataError
@@ -25,7 +24,6 @@ _GROUPS = {
     "Optimization": ("learning_rate", "grad_norm", "param_norm", "skipped_steps"),
     "Speed": ("tokens_per_second", "mfu", "step_seconds", "input_wait_seconds", "peak_memory_bytes", "goodput"),
 }
-_GOODPUT = {"goodput": int | float, "wall_seconds": int | float, "seconds": dict, "starts": list}
 _FACTS = ("loss", "log_pplx", "tokens_per_second", "mfu", "peak_memory_bytes")
 
 
@@ -39,7 +37,7 @@ class ReportedRun(NamedTuple):
       values: The resolved recipe: path → value.
       recipe: The text of `recipe.yaml`.
       environment: The content of `environment.json`.
-      goodput: The content of `goodput.json`; None if there is none.
+      goodput: The content of `goodput.json`; empty if there is none.
       samples: The lines of `samples.jsonl`.
     """
 
@@ -49,7 +47,7 @@ class ReportedRun(NamedTuple):
     values: dict[str, Any]
     recipe: str
     environment: dict[str, Any]
-    goodput: dict[str, Any] | None
+    goodput: dict[str, Any]
     samples: list[dict[str, Any]]
 
     @property
@@ -59,11 +57,9 @@ class ReportedRun(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """The last value of each metric that sums up a run: None if unknown, NaN for a loss that is not finite."""
-        train = (line for line in self.lines if line["split"] == TRAIN)
-        last = {name: value for line in train for name, value in line.items()}
+        last = {name: value for line in self.lines if line["split"] == TRAIN for name, value in line.items()}
         last |= {name: math.nan for name in ("loss", "log_pplx") if last.get(name, 0) is None}
-        goodput = self.goodput["goodput"] if self.goodput else None
-        return {name: last.get(name) for name in _FACTS} | {"goodput": goodput}
+        return {name: last.get(name) for name in _FACTS} | {"goodput": self.goodput.get("goodput")}
 
     def curves(self) -> dict[str, dict[str, list[float | None]]]:
         """Split → `step` and each metric as columns of equal length. Long runs are thinned out to every n-th line."""
@@ -114,9 +110,9 @@ def _read_run(path: epath.Path, metrics: RunMetrics) -> ReportedRun:
         path=os.fspath(path),
         values=RunDir(path).original_config(),
         recipe=read_text(resolve_path(path / "recipe.yaml")) if (path / "recipe.yaml").exists() else "",
-        environment=_read_json(path / "environment.json", {}) or {},
-        goodput=_read_json(path / "goodput.json", _GOODPUT),
-        samples=[line for line in read_records(path / SAMPLES) if "prompt" in line and "text" in line],
+        environment=_read_object(path / "environment.json", dict.keys),
+        goodput=_read_object(path / "goodput.json", _check_accounts),
+        samples=list(_read_samples(path / SAMPLES)),
     )
 
 
@@ -128,8 +124,7 @@ def chart_groups(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
     if all(line.get("log_pplx") in (None, line.get("loss")) for line in lines):
         present.pop("log_pplx", None)  # it is the loss
     grouped = {group: [name for name in names if name in present] for group, names in _GROUPS.items()}
-    known = {name for names in _GROUPS.values() for name in names}
-    return grouped | {"Other": [name for name in present if name not in known]}
+    return grouped | {"Other": [name for name in present if not any(name in names for names in grouped.values())]}
 
 
 def differing_values(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
@@ -140,19 +135,29 @@ def differing_values(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]
     ]
 
 
-def _read_json(path: epath.Path, keys: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The object in a file; None if there is no file.
+def _read_samples(path: epath.Path) -> Iterator[dict[str, Any]]:
+    for line in read_records(path):
+        if not isinstance(line.get("prompt"), str) or not isinstance(line.get("text"), str):
+            raise DataError(f"{path} has a line without a sample: {str(line)[:100]}.", "Restore or delete that line.")
+        yield line
+
+
+def _check_accounts(goodput: dict[str, Any]) -> None:
+    """Computes what the page shows of `goodput.json`, and raises what a value of another type raises."""
+    shares = [seconds / goodput["wall_seconds"] for seconds in goodput["seconds"].values()]
+    sum([goodput["goodput"], goodput["wall_seconds"], len(goodput["starts"]), *shares], 0.0)
+
+
+def _read_object(path: epath.Path, check: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The object in a file; empty if there is no file.
 
     Raises:
-      DataError: It is not an object with these keys, whose values have these types.
+      DataError: It is not an object, or `check` raises for it.
     """
     if not path.exists():
-        return None
+        return {}
     try:
-        content = json.loads(path.read_bytes())
-    except ValueError:
-        content = None
-    is_sound = isinstance(content, dict) and all(isinstance(content.get(key, ""), keys[key]) for key in keys)
-    if not is_sound:
-        raise DataError(f"{path} is damaged.", "Move it away: the report does without it.")
+        check(content := read_json(path))
+    except (DataError, ArithmeticError, AttributeError, KeyError, TypeError):
+        raise DataError(f"{path} is damaged.", "Move it away: the report does without it.") from None
     return content

@@ -78,7 +78,9 @@ def test_the_file_grows_while_the_run_does_and_survives_a_kill(tmp_path):
     goodput.close()
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"starts": [{"began": "x"}]}', '{"starts": 3}', "\ud83d"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"starts": [{"began": "x"}]}', '{"starts": 3}', "\ud83d", "[" * 100_000]
+)
 def test_a_damaged_file_does_not_stop_a_run(tmp_path, content):
     (tmp_path / "goodput.json").write_bytes(content.encode("utf-8", "surrogatepass"))
     check_sums(start(tmp_path, 3))

@@ -153,14 +153,20 @@ def test_a_value_that_one_recipe_lacks_is_not_set(runs):
 
 
 def test_damage_is_named(runs, tmp_path):
-    rest = '"wall_seconds": 1, "seconds": {}, "starts": []}'
-    for text in ('{"goodput": 1}', f'{{"goodput": 1, {rest.replace("1", "[]")}', f'{{"goodput": null, {rest}'):
+    rest = '"wall_seconds": 1, "seconds": {"step": 1}, "starts": []}'
+    numbers = [f'{{"goodput": 1, {rest.replace("1", number)}' for number in ("[]", "0", "x", f"1{'0' * 400}")]
+    of_step = f'{{"goodput": 1, {rest.replace(": 1}", ": [1]}")}'
+    for text in ('{"goodput": 1}', *numbers, of_step, f'{{"goodput": null, {rest}', "[" * 100_000):
         (runs[0] / "goodput.json").write_text(text)
         with pytest.raises(DataError, match=r"goodput\.json is damaged"):
             pax.Run(runs[0]).report(path=tmp_path / "x.html")
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match="Cannot write"):
         pax.Run(runs[1]).report(path=tmp_path / "file" / "x.html")
+    (runs[1] / "samples.jsonl").write_text('{"step": 1, "prompt": null, "text": "x"}\n')
+    with pytest.raises(DataError, match=r"samples\.jsonl has a line without a sample"):
+        read_reported_runs([runs[1]])
+    (runs[1] / "samples.jsonl").unlink()
     (runs[1] / "recipe.yaml").write_bytes(b"recipe: \xff")
     with pytest.raises(DataError, match=r"recipe\.yaml is not UTF-8"):
         read_reported_runs([runs[1]])
