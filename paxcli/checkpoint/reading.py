@@ -35,7 +35,7 @@ def read_manifest(step_dir: epath.Path) -> Manifest:
         found = from_json(json.loads(file.read_text()))
     except FileNotFoundError:
         raise DataError(f"it has no {MANIFEST}/{file.name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"its manifest cannot be read: {error}") from error
     if str(found.step) != step_dir.name:
         raise DataError(f"it is a copy of the checkpoint of step {found.step}")

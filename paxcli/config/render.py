@@ -57,7 +57,7 @@ def parse_config_text(text: str) -> dict[str, Any]:
         path, _, value = line.partition(" = ")
         try:
             values[path] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             hint = "Restore the file from a copy."
             raise DataError(f"Line {number} of the saved config is damaged: {line[:80]!r}.", hint) from None
     return values

@@ -115,6 +115,6 @@ def read_prompts(path: Path) -> list[Prompt]:
 def _object(line: str, place: str) -> Prompt:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}not JSON: {error}.", 'Write each line as {"prompt": "…"}.') from None
     return parse_prompt(row, place)

@@ -31,12 +31,12 @@ _EVENTS = "pax-events"
 MetricValues = Mapping[str, float | int | None]
 
 
-def _parse_number(number: str) -> float | None:
+def _parse_number(number: str) -> float | int | None:
     """The value of a number in JSON; None for NaN, infinity and 1e999, as `JsonlWriter` writes them."""
-    return value if math.isfinite(value := float(number)) else None
+    return (int(number) if number.lstrip("-").isdecimal() else value) if math.isfinite(value := float(number)) else None
 
 
-_DECODER = json.JSONDecoder(parse_constant=_parse_number, parse_float=_parse_number)
+_DECODER = json.JSONDecoder(parse_constant=_parse_number, parse_float=_parse_number, parse_int=_parse_number)
 
 
 class Writer(Protocol):
@@ -196,7 +196,7 @@ def is_finite(value: float | int | None) -> bool:
 def _parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects that have a `step`, without torn lines."""
     for text in lines:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             parsed = _DECODER.decode(text.decode("utf-8-sig"))
             if isinstance(parsed, dict) and isinstance(parsed.get("step"), int):
                 yield dict(zip(map(sys.intern, parsed), parsed.values(), strict=True))  # or each line has its own names

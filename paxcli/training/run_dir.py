@@ -191,7 +191,7 @@ class RunDir:
 
     def init_from(self) -> str | None:
         """The options that named the run's first parameters, such as `--from runs/a`; None = they were random."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # missing, or damaged
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # missing, or damaged
             return json.loads((self.path / "environment.json").read_text()).get("init_from")
         return None
 

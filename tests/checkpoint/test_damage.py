@@ -208,6 +208,9 @@ def test_the_input_state_is_protected_too(checkpoints, tmp_path):
     file.write_text(text.replace('"position": 3', '"position": 2'))
     with pytest.raises(DataError, match="step 3 .* manifest is damaged"):
         CheckpointStore(copy).restore(3, abstract(make_state()))
+    file.write_text("[" * 100_000)
+    with pytest.raises(DataError, match="step 3 .* manifest cannot be read"):
+        CheckpointStore(copy).restore(3, abstract(make_state()))
 
 
 @pytest.mark.parametrize("reason", ["UNAVAILABLE: all retries failed", "HttpError: 503", "Connection reset by peer"])

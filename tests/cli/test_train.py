@@ -230,8 +230,10 @@ def test_decode_a_file_of_prompts_and_settings_of_the_recipe(trained, tmp_path, 
     beams = pax("decode", str(run_dir), "--prompt=de", "--set=decoding=BeamSearch", "--max-tokens=4", "--json")
     assert len(json.loads(beams.stdout)["outputs"]) == 1
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n\nnot JSON\n')
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     for arguments, message in {
         ("--prompts-file=bad.jsonl",): "bad.jsonl, line 3: not JSON",
+        ("--prompts-file=deep.jsonl",): "deep.jsonl, line 1: not JSON",
         ("--interactive", "--prompt=x"): "reads prompts from the terminal",
         ("--prompt", "x" * 256): "longer than max_seq_len=32",
         ("--prompt=x", "--set=decoding.eos_ids=[400]"): "vocab_size is 259",

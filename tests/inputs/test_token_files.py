@@ -113,7 +113,7 @@ class TestBadFiles:
 
     def test_invalid_description(self, tmp_path):
         path = write_foreign(tmp_path / "a.bin", [1])
-        for text in ("{", "[]", '{"dtype": "uint16"}'):
+        for text in ("{", "[]", '{"dtype": "uint16"}', "[" * 100_000):
             (tmp_path / "a.bin.json").write_text(text)
             self.check("a.bin.json does not describe a token file", path)
 

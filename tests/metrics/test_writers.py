@@ -73,7 +73,9 @@ def test_a_long_file_is_cut_at_the_step_that_the_run_resumes_from(tmp_path, monk
     assert path.read_text() == "".join(lines[:resume_step])
 
 
-@pytest.mark.parametrize("torn", ["", "\n", "{}", "[1]\n", "\x00\x00\n", '{"step"', '{"step": 4, "loss": 1.5'])
+@pytest.mark.parametrize(
+    "torn", ["", "\n", "{}", "[1]\n", "[" * 100_000, "\x00\x00\n", '{"step"', '{"step": 4, "loss": 1.5']
+)
 def test_torn_lines_are_removed(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 3, "split": "train"}\n' + torn)
@@ -113,7 +115,7 @@ def test_a_line_that_somebody_changed_is_named(tmp_path, line):
         next(lines)
 
 
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999", f"1{'0' * 400}"])
 def test_a_number_that_is_not_finite_is_none(tmp_path, number):
     """JSON's grammar has 1e999, which Python reads as infinity: strict JSON and charts have no place for it."""
     path = epath.Path(tmp_path / "metrics.jsonl")

@@ -183,7 +183,7 @@ def test_a_checkpoint_has_all_that_a_resume_needs(tmp_path: pathlib.Path) -> Non
     assert train(tmp_path / "a", steps=3, random_seed=None).facts["data_seed"] == seed
 
 
-@pytest.mark.parametrize("content", [b"", b"task.model.dtype = flo", b"a = 1\n\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"task.model.dtype = flo", b"a = 1\n\xff\xfe", b"a = " + b"[" * 100_000])
 def test_a_damaged_config_is_unusable_data_with_a_way_out(tmp_path: pathlib.Path, content: bytes) -> None:
     train(tmp_path / "a")
     (tmp_path / "a" / "config.txt").write_bytes(content)
