@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import re
 from collections import Counter, defaultdict
@@ -44,8 +43,9 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
     hlo, memory = trace_directory / HLO_FILE, trace_directory / MEMORY_FILE
     try:
         known = attribute_instructions(read_program(hlo.read_text())) if hlo.exists() else {}
-        sizes = {name: int(size) for name, size in json.loads(memory.read_text() if memory.exists() else "{}").items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        needed = json.loads(memory.read_text() if memory.exists() else "{}")
+        sizes = {name: int(float(size)) for name, size in needed.items()}
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{hlo} or {memory.name} is damaged: {first_line(error)}", "Move it away.") from error
     known = {re.sub(r"[.-]", "_", name): found for name, found in known.items()} | known  # names of kernels, too
 
@@ -118,8 +118,7 @@ def _gaps(gaps: list[tuple[float, float]], phases: list[Span]) -> dict[str, Any]
 def _host_during(start: float, end: float, phases: list[Span]) -> str:
     """The phase of the training loop that took most of a gap."""
     overlap: defaultdict[str, float] = defaultdict(float)
-    until = bisect.bisect_left([phase.start for phase in phases], end)
-    for phase in phases[:until]:
+    for phase in phases:
         overlap[phase.name] += max(0.0, min(end, phase.end) - max(start, phase.start))
     longest = max(overlap, key=overlap.__getitem__, default="")
     return longest if overlap[longest] > 0 else "waiting"

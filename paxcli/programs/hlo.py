@@ -191,24 +191,24 @@ def _increment(body: list[Instruction], counter: Instruction) -> int:
 
 
 def read_program(text: str) -> Program:
-    """Parses the text that `compiled.as_text()` returns."""
+    """Parses the text that `compiled.as_text()` returns. Raises ValueError if its end is missing."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
     for line in text.splitlines():
         if current is None:
-            head = _COMPUTATION.match(line)
-            if head:
+            if head := _COMPUTATION.match(line):
                 current = computations.setdefault(head[1], [])
                 entry = head[1] if line.startswith("ENTRY") else entry
         elif line == "}" or line.startswith("}, execution_thread="):
             current = None
         else:
-            found = _INSTRUCTION.match(line)
-            if found:
+            if found := _INSTRUCTION.match(line):
                 name, result, opcode, rest = found.groups()
                 current.append(Instruction(name, opcode, result, rest))
             elif current:  # attributes of a kernel continue over several lines
                 current[-1] = dataclasses.replace(current[-1], rest=f"{current[-1].rest}\n{line}")
+    if current is not None or not entry:  # the entry computation is the last one
+        raise ValueError("the text of the program ends before the end of its entry computation")
     return Program(entry, computations)
 
 

@@ -61,7 +61,9 @@ def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
     percents = [float(line.split("%")[0]) for line in shown.splitlines()[3:9]]
     assert round(sum(percents), 1) == 100 and "stack/layers/attention" in shown
 
-    damaged = {MEMORY_FILE: (b"", b'{"temp_by', b"[1]", b'{"temp_bytes": null}'), HLO_FILE: (b"\xff\xfe",)}
+    cut_short = b"HloModule jit_train_step\n\nENTRY %main (x: f32[]) -> f32[] {\n  %x = f32[] parameter(0)\n"
+    sizes = (b"", b'{"temp_by', b"[1]", b'{"temp_bytes": null}', b'{"temp_bytes": 1%s}' % (b"0" * 400))
+    damaged = {MEMORY_FILE: sizes, HLO_FILE: (b"\xff\xfe", b"", cut_short)}
     for name, contents in damaged.items():
         file = epath.Path(by_option["trace"]) / name
         sound = file.read_bytes()
