@@ -108,8 +108,7 @@ def _text(result: dict[str, Any]) -> str:
     packages = {"pax": result["pax"], "python": result["python"], **result["packages"]}
     lines = [f"{name:<20}{version or 'missing'}" for name, version in packages.items()]
     devices = [f"  {found['count']} x {found['kind']} ({found['platform']})" for found in result["devices"]]
-    lines += ["", "Devices", *(devices or ["  none"])]
-    lines += ["", "Optional packages"]
+    lines += ["", "Devices", *(devices or ["  none"]), "", "Optional packages"]
     for name, part in result["optional"].items():
         lines.append(f"  {name:<18}{part['version'] or 'missing; install: ' + part['get']}")
     lines += ["", "Environment variables that are set"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -25,7 +27,9 @@ _BUG_HINT = "Please report it with the lines above."
 _BUCKET_HINT = "Check that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
 _BUCKET_CLIENTS = {"gcsfs", "s3fs", "google", "aiohttp", "botocore"}
 _INTERRUPTED, _TERMINATED = 130, 143  # What a shell reports for Ctrl-C and for SIGTERM.
-_MACHINE_HINT = "Fix that, and run the same command again."
+_PATH_FAULTS = {errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR}
+_PATH_FAULT = re.compile(r"Could not determine home directory|Symlink loop|embedded null byte|'[^']*://'$")
+_PATH_HINT = "Correct it, or what is there. Buckets are gs://, s3:// and az://."
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -66,10 +70,14 @@ def _explain(error: Exception) -> PaxError:
         error.hint = import_hint(error.__cause__) or error.hint
         return error
     if fault := machine_fault(error):
-        hint = _MACHINE_HINT
+        hint = "Fix that, and run the same command again."
         if not getattr(error, "filename", None):  # a write to a full disk has none, and the disk may be that one
             hint += f" Temporary files are in {tempfile.gettempdir()}; TMPDIR names another directory."
         return MissingError(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", hint)
+    if (isinstance(error, OSError) and error.errno in _PATH_FAULTS) or _PATH_FAULT.match(str(error)):
+        return ConfigError(f"A path cannot be used: {first_line(error).rstrip('.')}.", _PATH_HINT)
+    if isinstance(error, ImportError) and (client := re.match(r"Install (\S+) to access", str(error))):
+        return MissingError(f"{error}.", f"pip install {client[1]}")
     if _is_bucket_error(error):
         return RemoteError(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT)
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
@@ -142,10 +150,9 @@ def _fail(message: str, hint: str | None, exit_code: int, as_json: bool, result:
 def _is_bucket_error(error: Exception) -> bool:
     """Whether a bucket could not be read or written, after its client's retries. Not all derive from `OSError`."""
     kinds = type(error).mro()
-    if any(kind.__module__.partition(".")[0] in _BUCKET_CLIENTS for kind in kinds):
-        return True
+    of_client = any(kind.__module__.partition(".")[0] in _BUCKET_CLIENTS for kind in kinds)
     of_tensorflow = any(kind.__module__.startswith("tensorflow.") and kind.__name__ == "OpError" for kind in kinds)
-    return of_tensorflow and "://" in str(error)
+    return of_client or (of_tensorflow and "://" in str(error))
 
 
 def _strict(value: Any) -> Any:

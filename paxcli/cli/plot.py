@@ -14,8 +14,6 @@ from paxcli.cli.output import say_result
 from paxcli.log import use_color
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paxcli.metrics.curves import RunMetrics
 
 MetricOption = Annotated[
@@ -59,21 +57,16 @@ def plot(
     pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path, **view)
     width = min(shutil.get_terminal_size().columns, 120)
     drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout), **view) for metric in metrics]
-    result = {"path": path, "metrics": metrics, "runs": _summary(runs, metrics)}
+    summaries = {run.name: {metric: _summary(run, metric) for metric in metrics} for run in runs}
+    result = {"path": path, "metrics": metrics, "runs": summaries}
     say_result(result, "\n".join([*drawn, f"{'Would write' if dry_run else 'Wrote'} {path}"]), as_json)
 
 
-def _summary(runs: Sequence[RunMetrics], metrics: Sequence[str]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """Run → metric → split → number of points, and the last one."""
+def _summary(run: RunMetrics, metric: str) -> dict[str, dict[str, float]]:
+    """Split → number of points, and the last one."""
     from paxcli.metrics.curves import series
 
     return {
-        run.name: {
-            metric: {
-                curve.split: {"points": len(curve.steps), "last_step": curve.steps[-1], "last": curve.values[-1]}
-                for curve in series(run, metric)
-            }
-            for metric in metrics
-        }
-        for run in runs
+        curve.split: {"points": len(curve.steps), "last_step": curve.steps[-1], "last": curve.values[-1]}
+        for curve in series(run, metric)
     }

@@ -16,6 +16,7 @@ import typer
 from gcsfs.retry import HttpError
 from google.api_core.exceptions import RetryError
 
+from paxcli.cli import main
 from paxcli.cli.output import run
 
 _MACHINE_FAULTS = [
@@ -175,6 +176,45 @@ def test_a_full_disk_that_an_error_does_not_name_may_be_that_of_temporary_files(
 
     assert run(app, []) == 3
     assert f"Temporary files are in {tempfile.gettempdir()}; TMPDIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), "runs/a/config.txt"),
+        OSError(errno.ELOOP, os.strerror(errno.ELOOP), "runs/a/.lock"),
+        RuntimeError("Symlink loop from 'runs/a'"),
+        ValueError("embedded null byte"),
+    ],
+    ids=str,
+)
+def test_a_path_that_cannot_be_used_is_not_a_bug(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def read() -> None:
+        raise error
+
+    assert run(app, []) == 2
+    assert f"A path cannot be used: {error}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run_dir", ["~nobody-of-this-name/a", "hdfs://a/b", "file:///a", "://"])
+def test_a_run_directory_that_no_file_system_has(capsys: pytest.CaptureFixture[str], run_dir: str) -> None:
+    assert run(main.app, ["checkpoints", "ls", run_dir]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: A path cannot be used: ") and "gs://" in shown
+
+
+def test_a_bucket_whose_client_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def read() -> None:
+        raise ImportError("Install s3fs to access S3")  # as fsspec does
+
+    assert run(app, []) == 3
+    assert "hint: pip install s3fs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
