@@ -53,7 +53,7 @@ def read_runs(run_dirs: Sequence[epath.PathLike], sample: bool = True) -> list[R
       DataError: A run has no metrics.
     """
     paths = [epath.Path(run_dir).expanduser() for run_dir in run_dirs]
-    names = [path.resolve().name for path in paths]
+    names = [path.resolve().name.encode(errors="backslashreplace").decode() for path in paths]
     return [
         RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path, sample))
         for name, path in zip(names, paths, strict=True)

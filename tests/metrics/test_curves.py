@@ -62,6 +62,13 @@ def test_runs_are_named_after_their_directory(run_dirs, tmp_path):
     assert [run.name for run in read_runs([run_dirs[0], twin])] == [str(run_dirs[0]), str(twin)]
 
 
+def test_a_name_that_is_not_utf_8_is_shown(run_dirs, tmp_path):
+    path = run_dirs[0].rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    (run,) = read_runs([path])
+    assert run.name == r"caf\udce9"
+    save_figure(draw([run], ["loss"]), tmp_path / "a.png")
+
+
 def test_missing_and_empty_runs_are_data_errors(tmp_path):
     with pytest.raises(DataError, match="metrics.jsonl") as error:
         read_runs([tmp_path / "nowhere"])
