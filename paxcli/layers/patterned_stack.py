@@ -46,9 +46,9 @@ class PatternedStack(Stack):
             hint = "Set both or neither."
             raise ConfigError(f"num_first={self.num_first}, and `first` is {'set' if self.first else 'null'}.", hint)
         if not turns or (self.scan and len(turns) % len(self.turns)):
-            layers = f"num_layers={self.num_layers} (num_first={self.num_first})"
-            hint = "Choose a multiple, or set `scan=false`."
-            raise ConfigError(f"{layers} does not divide into `turns` of {len(self.turns)} layers.", hint)
+            layers = f"num_layers={self.num_layers} (num_first={self.num_first}) leaves {len(turns)} layers for `turns`"
+            hint = f"Choose a multiple of {len(self.turns)} that is not 0; `scan=false` takes any other number too."
+            raise ConfigError(f"{layers}, which has {len(self.turns)}.", hint)
         if first:
             self._first = self._first_stack(name="first")
         if self.scan:

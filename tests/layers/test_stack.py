@@ -133,6 +133,13 @@ def _in_turns(**fields) -> PatternedStack:
     return PatternedStack(**{**WIDTHS, "num_layers": 4}, turns=(block, block), **fields)
 
 
+@pytest.mark.parametrize(("num_first", "left"), [(4, 0), (9, 0), (1, 3)])
+def test_first_layers_have_to_leave_a_multiple_of_the_turns(inputs, num_first, left):
+    stack = _in_turns(first=Stack(**WIDTHS).block, num_first=num_first)
+    with pytest.raises(ConfigError, match=rf"num_layers=4 \(num_first={num_first}\) leaves {left} layers for `turns`"):
+        stack.init(jax.random.key(0), *inputs)
+
+
 @pytest.mark.parametrize(
     ("in_turns", "unroll", "prevented"),
     [(False, 1, False), (False, 2, False), (False, 3, True), (False, 64, True), (True, 1, False), (True, 2, True)],
