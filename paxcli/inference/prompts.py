@@ -13,7 +13,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.assign import assign
-from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, Seed, Tokens
+from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, Seed, Tokens
 from paxcli.config.paths import read_text
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError, PaxError, names_hint
@@ -49,7 +49,7 @@ class Prompt:
     continuation: str | None = None
     max_tokens: Tokens | None = None
     temperature: NonNegativeFloat | None = None
-    top_k: PositiveInt | None = None
+    top_k: Tokens | None = None
     top_p: PositiveFraction | None = None
     stop: list[str] | None = None
     seed: Seed | None = None

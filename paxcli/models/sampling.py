@@ -70,7 +70,7 @@ class Sampling(Decoding):
     """
 
     temperature: NonNegativeFloat = 0.0
-    top_k: PositiveInt | None = None
+    top_k: Tokens | None = None
     top_p: PositiveFraction | None = None
     epsilon: DecayRate = 0.0
     truncate_before_temperature: bool = False

@@ -356,6 +356,7 @@ def test_eight_devices_equal_one():
         ({"prompt": "x", "stop": [1]}, "stop: expected str or null, got"),
         ({"prompt": "x", "top_p": 1.5}, "top_p must be above 0 and at most 1"),
         ({"prompt": "x", "top_k": 0}, "top_k must be at least 1"),
+        ({"prompt": "x", "top_k": 2**31}, "top_k must be at least 1 and at most 2147483647"),
         ({"prompt": "x", "seed": 2**32}, "seed must be at least 0"),
         ({}, "one of `prompt`"),
         ({"messages": ["hello"]}, "messages: expected dict or null, got"),
