@@ -41,8 +41,7 @@ def _text(result: dict[str, Any], top: int) -> str:
     lines += [f"  {share:5.1f}%  {kind}" for kind, share in _round_shares(result["shares"]).items()]
     if result["hidden_collective_share"]:
         lines.append(f"  hidden collectives (beside other work): another {result['hidden_collective_share']:.1%}")
-    lines += ["", "Layers"]
-    lines += [f"  {layer['share']:6.1%}  {layer['layer']}" for layer in result["layers"][:top]]
+    lines += ["", "Layers", *(f"  {layer['share']:6.1%}  {layer['layer']}" for layer in result["layers"][:top])]
     lines += ["", "Operations"]
     lines += [
         f"  {one['share']:6.1%}  {one['count']:>6} x {one['name']:<36} {one['category']:<10} {one['layer']}"

@@ -141,10 +141,12 @@ def _describe(
     done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed, warm_start)
     unfinished = "start" if done is None else f"resume at step {done:,}"
     would = "do nothing: the run is finished" if is_finished else unfinished
-    observed.instrument(recipe.config, RunDir(options.creatable(run_dir)))
+    instrument = observed.instrument(recipe.config, RunDir(options.creatable(run_dir)))
     if warm_start is not None and done is None:  # a run that resumes takes nothing from it
         warm_start.first_step(recipe.config.task.train.num_train_steps)
     session = build_session(recipe.config)
+    if observed.compiled is not None:
+        instrument.prepare(session)  # only reads the file
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": recipe.config.task.train.num_train_steps}
     sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}
     sizes |= {"state_bytes_per_device": bytes_per_device(session.abstract)}

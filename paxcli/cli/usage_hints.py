@@ -40,8 +40,7 @@ def usage_hint(arguments: Sequence[str], command: str, message: str = "", has_se
     verb = next((verb for verb, words in _VERBS.items() if word in words), None)
     if command == "pax" and verb is not None:
         return f"In pax that is `{verb}`."
-    values = [b for a, b in pairwise(arguments) if "=" in b and not a.startswith("-") and not b.startswith("-")]
-    if values:
+    if values := [b for a, b in pairwise(arguments) if "=" in b and not a.startswith("-") and not b.startswith("-")]:
         sets = " ".join(f"--set {shlex.quote(value)}" for value in values)
         return f"Values are given with `--set`: `{sets}`."
     option = re.match(r"No such option: --([\w-]+)( \()?", message)  # in brackets: similar options

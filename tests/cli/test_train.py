@@ -80,6 +80,10 @@ def test_dry_run_touches_nothing(tmp_path, pax_here):
     empty = pax_here("train", "tiny", "--run-dir=", "--dry-run", "--json")
     assert empty.returncode == 2 and "is empty" in _error(empty)["message"]
     (tmp_path / "file").write_text("")
+    (tmp_path / "step.pax").write_text("not a compiled step")
+    damaged = pax_here("train", "tiny", "--compiled=step.pax", "--dry-run", "--json")
+    assert damaged.returncode == 5 and "step.pax is not a compiled step" in damaged.stdout
+    (tmp_path / "step.pax").unlink()
     below = pax_here("train", "tiny", "--run-dir=file/run", "--dry-run", "--json")
     assert below.returncode == 3 and "file is a file" in _error(below)["message"]
 
