@@ -145,7 +145,7 @@ def _describe(
     if warm_start is not None and done is None:  # a run that resumes takes nothing from it
         warm_start.first_step(recipe.config.task.train.num_train_steps)
     session = build_session(recipe.config)
-    if observed.compiled is not None:
+    if observed.compiled is not None and not is_finished:
         instrument.prepare(session)  # only reads the file
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": recipe.config.task.train.num_train_steps}
     sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}
