@@ -76,7 +76,7 @@ AnyInt = Annotated[int, Range()]
 Seed = Annotated[int, Range(min=0, max=2**32 - 1)]
 Steps = Annotated[int, Range(min=1, max=2**31 - 1), Unit("steps")]  # they are counted in int32
 StepNumber = Annotated[int, Range(min=0, max=2**31 - 1), Unit("steps")]
-Tokens = Annotated[int, Range(min=1, max=2**31 - 1), Unit("tokens")]
+Tokens = Annotated[int, Range(min=1), Unit("tokens")]
 Examples = Annotated[int, Range(min=1), Unit("examples")]
 Pixels = Annotated[int, Range(min=1), Unit("pixels")]
 

@@ -45,10 +45,10 @@ def read_text(path: Path, kind: type[PaxError] = DataError) -> str:
         raise kind(f"{path} is not UTF-8 text: byte {error.start}.", "Save the file as UTF-8.") from None
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: os.PathLike[str]) -> Any:
     """The value in a JSON file. Raises DataError if the file cannot be read or is not JSON."""
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text(resolve_path(path)))
     except (ValueError, RecursionError) as error:  # the second: it is nested too deeply
         raise DataError(f"{path} is not JSON: {error}.", "Correct it or download it again.") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from paxcli.config.fields import (
     NonNegativeInt,
     PositiveFraction,
     PositiveInt,
+    Range,
     Tokens,
 )
 from paxcli.config.tree import check_fields
@@ -70,7 +71,7 @@ class Sampling(Decoding):
     """
 
     temperature: NonNegativeFloat = 0.0
-    top_k: Tokens | None = None
+    top_k: Annotated[int, Range(min=1, max=2**31 - 1)] | None = None
     top_p: PositiveFraction | None = None
     epsilon: DecayRate = 0.0
     truncate_before_temperature: bool = False
@@ -147,7 +148,6 @@ def _is_allowed(logits: Logits, settings: SequenceSettings, candidates: int, eps
         probabilities = jax.nn.softmax(jnp.where(descending >= kth, descending, -jnp.inf), axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         # The first token that reaches top_p is still included.
-        threshold = jnp.min(jnp.where(before < top_p, descending, jnp.inf), axis=-1, keepdims=True)
-        threshold = jnp.where(top_p < 1, jnp.maximum(threshold, kth), kth)
-        logits = jnp.where(logits >= threshold, logits, -jnp.inf)
+        nucleus = jnp.min(jnp.where(before < top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits >= jnp.where(top_p < 1, jnp.maximum(nucleus, kth), kth), logits, -jnp.inf)
     return logits > -jnp.inf
