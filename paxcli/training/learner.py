@@ -195,11 +195,10 @@ class Learner(Configurable):
 
     def _optimizers(self) -> list[tuple[Optimizer, Schedule, float]]:
         """Optimizer, schedule, and factor of the learning rate: those of the learner, then of each parameter group."""
-        groups = [
+        return [
             (group.optimizer or self.optimizer, group.schedule or self.schedule, group.learning_rate_multiplier)
-            for group in self.parameter_groups
+            for group in (ParameterGroup(""), *self.parameter_groups)
         ]
-        return [(self.optimizer, self.schedule, 1.0), *groups]
 
     def _transformations(self, params: dict, weights: Any) -> list[optax.GradientTransformationExtraArgs]:
         """The transformation of each of `_optimizers`, which leaves the gradients of other parameters unchanged."""
@@ -207,8 +206,9 @@ class Learner(Configurable):
             return [self._with_penalties(self.optimizer, weights)]
         owners, found = self._owners(params), []
         for number, (optimizer, *_) in enumerate(self._optimizers()):
+            mask = jax.tree.map(number.__eq__, owners)
             own = self._with_penalties(optimizer, _where(number.__eq__, owners, weights))
-            found.append(optax.masked(own, jax.tree.map(number.__eq__, owners)))
+            found.append(optax.masked(own if any(jax.tree.leaves(mask)) else optax.identity(), mask))
         return found
 
     def _with_penalties(self, optimizer: Optimizer, weights: Any) -> Any:

@@ -15,11 +15,13 @@ import pytest
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
 from paxcli.mesh.weights import Weight
+from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.base import ParameterGroup
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
 from paxcli.optim.sgd import Sgd
+from paxcli.optim.trust_ratio import Lamb
 from paxcli.training.learner import Learner
 from paxcli.training.validate import validate
 
@@ -135,6 +137,19 @@ def test_each_group_follows_its_own_optimizer_schedule_and_rate():
         np.testing.assert_allclose(reports[number]["learning_rate"], main(jnp.int32(number)), rtol=1e-6)
     sizes = [leaf.shape for leaf in jax.tree.leaves(state.optimizer)]
     assert sorted(sizes) == [(), (), (3, 4), (4,), (4,), (4,), (4,)]  # two counts, a momentum, twice two moments
+
+
+@pytest.mark.parametrize("optimizer", [Adam(), Lamb(), ShardedAdafactor()])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_optimizer_may_have_no_parameters(optimizer, frozen):
+    """Of the learner, if groups have them all; or of a group whose parameters are all frozen. It was a TypeError."""
+    if frozen:
+        groups, exclusion = (ParameterGroup("norm", optimizer),), ("norm",)
+        learner = Learner(AdamW(), parameter_groups=groups, bprop_variable_exclusion=exclusion)
+        plain = Learner(AdamW(), bprop_variable_exclusion=exclusion)
+    else:
+        learner, plain = Learner(optimizer, parameter_groups=(ParameterGroup(".", AdamW()),)), Learner(AdamW())
+    _assert_close(_run(learner)[0][-1], _run(plain)[0][-1])
 
 
 @pytest.mark.parametrize(
