@@ -159,12 +159,13 @@ class Learner(Configurable):
           weights: The tree that `init` took.
 
         Returns:
-          New parameters, new optimizer state, and `learning_rate`, `grad_norm` (before clipping) and `valid`.
+          New parameters, new optimizer state, and `learning_rate`, `grad_norm` (before clipping) and `valid`: whether
+          the update was applied rather than skipped.
         """
         owners = self._owners(params)
         grads, weights = (_where(_FROZEN.__ne__, owners, tree) for tree in (grads, weights))
         grad_norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
-        valid = jnp.isfinite(grad_norm)
+        valid = jnp.isfinite(grad_norm) | (not self.skip_invalid_gradients)
         if self.skip_step_gradient_norm_value is not None:
             valid &= grad_norm < self.skip_step_gradient_norm_value
         rates = [multiplier * self.learning_rate * schedule(step) for _, schedule, multiplier in self._optimizers()]

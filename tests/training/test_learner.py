@@ -19,6 +19,7 @@ from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.base import ParameterGroup
+from paxcli.optim.lion import Lion
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
 from paxcli.optim.sgd import Sgd
 from paxcli.optim.trust_ratio import Lamb
@@ -303,6 +304,15 @@ def test_a_step_with_a_large_gradient_is_skipped():
     assert [bool(report["valid"]) for report in reports] == [True, True, False]
     before, state_before, _ = _run(learner, 2)
     jax.tree.map(np.testing.assert_array_equal, (params[3], state), (before[2], state_before))
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_an_update_that_is_made_does_not_count_as_skipped(skips):
+    """Infinite gradients still have a sign. A run of Lion ended, after 100 such updates, as if they were skipped."""
+    learner = Learner(Lion(), clip_gradient_norm_to_value=None, skip_invalid_gradients=skips)
+    params, _, reports = _run(learner, 1, scale=lambda number: jnp.inf)
+    moved = not np.array_equal(params[0]["norm"]["scale"], params[1]["norm"]["scale"])
+    assert (moved, bool(reports[0]["valid"])) == (not skips, not skips)
 
 
 def test_the_average_follows_the_parameters():
