@@ -136,7 +136,8 @@ class LanguageModel(TransformerLm, CausalModel):
       dpo: Trains on preference pairs (`PreferenceInput`) instead of tokens, and evaluates on either; None = off. The
         loss of pairs has neither `label_smoothing` nor `z_loss_weight`.
       mtp_num_layers: Tokens after the next that are predicted as well (multi-token prediction), by one more layer each,
-        of the kind of the last. The mean loss of these tokens is the metric `mtp_loss`. Decoding does not use them.
+        of the kind of the last. The mean loss of these tokens is the metric `mtp_loss`; to train on it, name it in
+        `task.loss_aggregator`. Decoding does not use them.
 
     The other fields are those of `TransformerLm`.
     """

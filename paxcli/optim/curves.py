@@ -33,6 +33,13 @@ class _Curve(Schedule):
         """How far `step` is from `start` to `limit`, as a fraction from 0 to 1."""
         return jnp.clip((step - self.start[0]) / (self.limit[0] - self.start[0]), 0.0, 1.0)
 
+    def rise(self, progress: jax.Array) -> jax.Array:
+        """How far the factor is from that of `start` to that of `limit`, as a fraction from 0 to 1."""
+        return progress
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        return self.limit[1] + (1 - self.rise(self.progress(step))) * (self.start[1] - self.limit[1])
+
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial(_Curve):
@@ -48,10 +55,8 @@ class Polynomial(_Curve):
     power: PositiveFloat = 1.0
     origin: Literal["start", "limit"] = "start"
 
-    def __call__(self, step: jax.Array) -> jax.Array:
-        progress = self.progress(step)
-        curve = progress**self.power if self.origin == "start" else 1 - (1 - progress) ** self.power
-        return self.start[1] + curve * (self.limit[1] - self.start[1])
+    def rise(self, progress: jax.Array) -> jax.Array:
+        return progress**self.power if self.origin == "start" else 1 - (1 - progress) ** self.power
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +69,6 @@ class LinearSchedule(_Curve):
     """
 
     pax_name = "Linear"
-
-    def __call__(self, step: jax.Array) -> jax.Array:
-        return self.start[1] + self.progress(step) * (self.limit[1] - self.start[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +98,8 @@ class DelayedCosine(_Curve):
 
     limit: Point = (1, 0.5)
 
-    def __call__(self, step: jax.Array) -> jax.Array:
-        left = 0.5 * (1 + jnp.cos(math.pi * self.progress(step)))
-        return self.limit[1] + left * (self.start[1] - self.limit[1])
+    def rise(self, progress: jax.Array) -> jax.Array:
+        return 0.5 * (1 - jnp.cos(math.pi * progress))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -120,12 +120,12 @@ class Learner(Configurable):
         """Whether a field has regular expressions of parameters."""
         return bool(self.bprop_variable_exclusion or self.bprop_variable_inclusion or self.parameter_groups)
 
-    def check_parameters(self, params: Any) -> None:
-        """Raises a ConfigError when a regular expression matches no parameter, or no parameter is left to train."""
-        self._owners(params)
-
     def select_trained(self, params: dict) -> dict:
-        """`params` with `optax.MaskedNode` in place of frozen parameters; see `replace_trained`."""
+        """`params` with `optax.MaskedNode` in place of frozen parameters; see `replace_trained`.
+
+        Raises:
+          ConfigError: A regular expression matches no parameter, or no parameter is left to train.
+        """
         return _where(_FROZEN.__ne__, self._owners(params), params)
 
     def init(self, params: dict, weights: Any) -> Any:

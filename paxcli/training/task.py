@@ -64,8 +64,7 @@ class LossAggregator(Configurable):
             problem = f"task.loss_aggregator: {len(self.loss_keys)} loss_keys, {len(factors)} loss_weights."
             raise ConfigError(problem, "Give one weight for each key.")
         _check_names("task.loss_aggregator", self.loss_keys, metrics)
-        pairs = zip(self.loss_keys, factors, strict=True)
-        values = [metrics[key][0] if factor == 1 else factor * metrics[key][0] for key, factor in pairs]
+        values = [factor * metrics[key][0] for key, factor in zip(self.loss_keys, factors, strict=True)]
         return sum(values[1:], values[0]).astype(jnp.float32), metrics[self.loss_keys[0]][1]
 
 

@@ -21,6 +21,7 @@ from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.mesh.weights import match_parameters, parameter_names, weights_of
 from paxcli.models.base import Model
+from paxcli.models.language_model import LanguageModel
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
 from paxcli.training.state import abstract_params
 from paxcli.training.summaries import ACTIVATIONS
@@ -60,9 +61,12 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
         _check_lora(ready, model, model.lora)
     _check_inputs(config, ready, model)
     fdl.build(config.task.early_stopping_fn).validate([fdl.build(source).name for source in ready.eval_inputs])
+    is_trained = "mtp_loss" in config.task.loss_aggregator.loss_keys
+    if isinstance(model, LanguageModel) and model.mtp_num_layers and not is_trained and num_devices is not None:
+        log.warning("The layers of `mtp_num_layers` get no gradient: task.loss_aggregator.loss_keys lacks `mtp_loss`.")
     if learner.selects_parameters and reads_data and num_devices is None:
         spec = fdl.build(ready.train_input).element_spec()
-        learner.check_parameters(nn.meta.unbox(abstract_params(fdl.build(ready.task), spec)))
+        learner.select_trained(nn.meta.unbox(abstract_params(fdl.build(ready.task), spec)))
 
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:

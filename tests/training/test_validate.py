@@ -99,3 +99,14 @@ def test_a_batch_that_needs_a_mesh_names_it() -> None:
     assert "mesh.ici_mesh_shape" in raised.value.hint
     config.mesh.ici_mesh_shape = {"data": 4, "tensor": 2}
     validate(config)
+
+
+@pytest.mark.parametrize(("keys", "warns"), [(("loss",), True), (("loss", "mtp_loss"), False)])
+def test_layers_that_no_loss_trains_are_mentioned(keys: tuple[str, ...], warns: bool, caplog) -> None:
+    """Those of multi-token prediction cost their time, and only weight decay changed them."""
+    config = tiny_synthetic()
+    config.task.model.mtp_num_layers, config.task.loss_aggregator.loss_keys = 1, keys
+    build_session(config)
+    assert [record.message for record in caplog.records if "mtp_loss" in record.message] == warns * [
+        "The layers of `mtp_num_layers` get no gradient: task.loss_aggregator.loss_keys lacks `mtp_loss`."
+    ]
