@@ -53,13 +53,11 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
     given = {*given, "_position"} if "decoder_block" in given else given
     if date is not None:
         return Era(date, date, is_given=True)
-    first, last = FIRST_DAY, LAST_DAY
-    first_reason = last_reason = ""
-    for name, came, went in _hints(launch):
-        if came is not None and first < came:
-            first, first_reason = came, name
-        if went is not None and went - datetime.timedelta(days=1) < last:
-            last, last_reason = went - datetime.timedelta(days=1), name
+    hints = _hints(launch)
+    came = [(FIRST_DAY, ""), *((day, name) for name, day, _ in hints if day is not None)]
+    went = [(LAST_DAY, ""), *((day - datetime.timedelta(days=1), name) for name, _, day in hints if day is not None)]
+    first, first_reason = max(came, key=lambda hint: hint[0])
+    last, last_reason = min(went, key=lambda hint: hint[0])
     first = min(first, last)  # keys of different times, which MaxText would have rejected: the older ones win
     harmless = _HARMLESS if "num_experts" in given else (*_HARMLESS, *_OF_EXPERTS)
     changes = {key: list(timeline)[1:] for key, timeline in timelines().items() if key not in {*given, *harmless}}

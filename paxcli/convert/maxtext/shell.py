@@ -8,6 +8,7 @@ that they may set are unknown after them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,9 @@ _NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-tr
 _TAKES_ARGUMENTS = re.compile(r"""\$\{?KEY\}?["']?=["']?\$\{?VALUE|(export|declare|local)\s+["']?\$[@{\w]""")
 _QUOTED_NAME = re.compile(r"""\b((?:export|declare|local|readonly)\s+)(["'])([A-Za-z_]\w*=)""")
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
-_MISREAD = tree_sitter.Query(_LANGUAGE, '"$" @dollar (file_redirect destination: (_) . destination: (_)) @redirect')
+_ODD = '"$" @dollar (file_redirect destination: (_) . destination: (_)) @redirect (command (variable_assignment) @set)'
+_MISREAD = tree_sitter.Query(_LANGUAGE, _ODD)
+_LINE_END = re.compile(rb"[ \t]*(#.*)?\n")
 _VARIABLE = re.compile(rb"(?<=\$)([0-9]|[A-Za-z_][A-Za-z_0-9]*)")
 _INVALID = "not valid shell syntax"
 _BRACKETED = re.compile(r"\[\[?\s(.*\S.*)\s\]\]?", re.DOTALL)
@@ -42,7 +45,6 @@ _MAX_SCRIPTS = 8  # scripts and commands in strings, inside each other
 _MAX_DEPTH = 40
 _MAX_SECONDS = 1.0
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
-_NAMES = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENTS = ("variable_assignment", "variable_assignments", "declaration_command")
 _MAX_ITEMS = 4096  # of an array
 
@@ -60,11 +62,11 @@ def read_script(
     Raises:
       ConfigError: A launch has a syntax error, the parser gives up on the script, or the script has no such variable.
     """
-    arguments, names = dict(arguments or {}), set(_NAMES.findall(text))
+    arguments, names = dict(arguments or {}), set(shell_words.NAMES.findall(text))
 
     def other_script(name: str) -> str | None:
         other = open_script(name)
-        names.update(_NAMES.findall(other or ""))
+        names.update(shell_words.NAMES.findall(other or ""))
         return other
 
     numbers = [int(name[:4]) for name in arguments if name.isdigit()]
@@ -106,12 +108,16 @@ def _parse_bytes(content: bytes, deadline: float) -> Node:
 
 
 def _rewrite(root: Node, content: bytes) -> bytes:
-    """The script with two constructs rewritten that the grammar parses wrongly.
+    """The script with three constructs rewritten that the grammar parses wrongly.
 
-    `$B` becomes `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`. A redirection that
+    `A=1 B=2` gets a `;` at the end of its line, since the grammar takes the next line for the command that they are set
+    for. `$B` becomes `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`. A redirection that
     arguments follow becomes blanks, since the grammar parses those as more files: `train.py > log steps=10`.
     """
     found, text = tree_sitter.QueryCursor(_MISREAD).captures(root), bytearray(content)
+    lines = sorted(a.end_byte for a in found.get("set", []) if _LINE_END.match(content, a.end_byte))
+    if lines:
+        return b";".join(content[start:end] for start, end in itertools.pairwise([0, *lines, len(content)]))
     for redirect in found.get("redirect", []):
         start, end = redirect.start_byte, redirect.children_by_field_name("destination")[0].end_byte
         text[start:end] = b" " * (end - start)
@@ -342,9 +348,6 @@ class _Evaluator:
 
     def _command(self, node: Node) -> None:
         prefix = [child for child in node.named_children if child.type == "variable_assignment"]
-        if (name := node.child_by_field_name("name")) and source(name) == "!":
-            # The grammar takes `A=1 B=2`, on the line before, for a part of the command.
-            prefix = [child for child in prefix if not self._assign(child)]
         words, lines = self._words(node)
         # `NAME=value command` sets NAME for that command only.
         shell = self._copy() if prefix or [word.text for word in words[:1]] == ["env"] else self

@@ -28,7 +28,7 @@ SETTERS = re.compile(r"\b(?:read|let|mapfile|readarray|getopts|printf\s+-v)\s([^
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")  # which a shell expands to several words
 _NO_BRACES = re.compile(r"""\$\{[^}]*\}|\$?'[^']*'|"([^"\\]|\\.)*"|\\.""", re.DOTALL)
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-_NAMES = re.compile(r"[A-Za-z_]\w*")
+NAMES = re.compile(r"[A-Za-z_]\w*")
 _CASES: dict[str, Callable[[str], str]] = {",,": str.lower, "^^": str.upper}
 _TESTS = ("test", "true", "false", ":")
 _MAX_TEXT = 1 << 16
@@ -156,7 +156,8 @@ def _parts(node: Node, variables: Variables, quoted: bool, depth: int) -> list[_
         return [(Word(text.removeprefix("$")[1:-1]), False)]
     if node.type != "string":
         return _between(node, node.start_byte, node.end_byte, variables, quoted, depth)
-    end = node.end_byte - len(node.children[-1].text or b"") if len(node.children) > 1 else node.end_byte
+    # The grammar counts blanks before the closing quote as part of it.
+    end = node.end_byte - len((node.children[-1].text or b"").lstrip()) if len(node.children) > 1 else node.end_byte
     return _between(node, node.start_byte + 1, end, variables, True, depth) or [(Word(), False)]
 
 
@@ -312,7 +313,7 @@ def variables_set_by(statement: Node) -> set[str]:
     """The names of the variables that a statement may set."""
     found = _ASSIGNED.findall(source(statement)) if statement.type != "command" else []
     found += [source(statement)] if statement.type.endswith("_expression") else SETTERS.findall(source(statement))
-    return set(_NAMES.findall(" ".join(found)))
+    return set(NAMES.findall(" ".join(found)))
 
 
 def evaluate_test(words: Sequence[Word]) -> bool | None:

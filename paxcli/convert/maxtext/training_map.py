@@ -119,10 +119,9 @@ def _set_optimizer(draft: Conversion) -> None:
     draft.copy(_LEARNER, "clip_gradient_norm_to_value")
     if kind == "sgd":
         return
-    if kind == "adam_pax":
-        draft.set(f"{_OPTIMIZER}.clip_threshold", None, "opt_type")
     draft.copy(_OPTIMIZER, "beta1", "beta2", "epsilon", "weight_decay")
     if kind == "adam_pax":
+        draft.set(f"{_OPTIMIZER}.clip_threshold", None, "opt_type")
         draft.copy(_OPTIMIZER, "epsilon_root")
     if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
         draft.copy(_OPTIMIZER, "mu_dtype")

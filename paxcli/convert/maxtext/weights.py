@@ -120,8 +120,7 @@ def export_maxtext(
     target = maxtext_folder(checkpoint, step)
     size = sum(x.size for x in params.values())
     left_out = ["moving averages"] if any(kind == "ema" for kind, _ in kept.values()) else []
-    run = os.fspath(run_dir)
-    done = ExportedWeights(run, step, target, layout.block, "float32", bool(step), size, [], left_out)
+    done = ExportedWeights(os.fspath(run_dir), step, target, layout.block, "float32", bool(step), size, [], left_out)
     if dry_run:
         return done
     zeros = {name: np.zeros(x.shape, x.dtype) for name, x in params.items()}  # moments of frozen parameters

@@ -363,6 +363,11 @@ TRAIN = "python3 -m MaxText.train"
         ("TRAIN b.yml > log.txt a=1 2>&1 b=2", [{"a": "1", "b": "2"}]),
         ("cd x && TRAIN a=1 2>&1 b=2 | tee log", [{"a": "1", "b": "2"}]),
         ("cd x\n! TRAIN a=1", [{"a": "1"}]),
+        ("A=1\nA=2 B=3\nTRAIN a=$A b=$B", [{"a": "2", "b": "3"}]),
+        ("A=1\nA=2 B=3 # sizes\n\nset -x\nTRAIN a=$A b=$B", [{"a": "2", "b": "3"}]),
+        ("A=2 B=3\nexport M_C=4\nTRAIN a=$A b=$B", [{"C": "4", "a": "2", "b": "3"}]),
+        ("A=1 B=2\nA=3 B=4 \\\n  TRAIN a=$A b=$B", [{"a": "1", "b": "2"}]),
+        ('A=1\nB="$A "\nC="${A}  "\nTRAIN a="${B}2" b="$C$A" c="$((A + 1)) "', [{"a": "1 2", "b": "1  1", "c": "2 "}]),
     ],
 )
 def test_a_script_trains_as_in_a_shell(script: str, expected: list[dict[str, str]]) -> None:
