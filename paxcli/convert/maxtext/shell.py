@@ -140,6 +140,7 @@ class _Evaluator:
       depth: How many scripts and strings this one is inside of.
       options: Flags of the wrapper around this command, such as xpk.
       line: Line of the command that holds this script as a string; lines inside the string are not the file's.
+      functions: Name -> definition.
       exports_all: Whether all variables that are set are exported (`set -a`).
       num_before: How many launches there were before this script.
       has_ended: Whether the script has reached an `exit`, after a launch of its own.
@@ -155,6 +156,7 @@ class _Evaluator:
     depth: int = 0
     options: Mapping[str, Word] = dataclasses.field(default_factory=dict)
     line: int | None = None
+    functions: dict[str, Node] = dataclasses.field(default_factory=dict)
     exports_all: bool = False
     num_before: int = 0
     has_ended: bool = False
@@ -287,6 +289,7 @@ class _Evaluator:
             if source(node).strip("\\ \n"):  # a backslash at the end of a script is harmless
                 self._skip(node, _INVALID)
         elif node.type == "function_definition":
+            self.functions[source(node.named_children[0])] = node
             self._skip(node, "a function")
         elif node.type.endswith("_statement"):
             if self._runs(node):
@@ -403,6 +406,7 @@ class _Evaluator:
             self._script(node, words if words[0].text.endswith(".sh") else words[1:], is_sourced=False)
         elif shell_words.SETTERS.match(source(node)) or (name not in _QUIET and not name.endswith("[")):
             self._skip(node, "not a command that pax knows")
+            self._forget(self.functions.get(name, node))
 
     def _python(self, node: Node, words: list[Word], lines: list[int], kind: str, name: str, used: int) -> None:
         line = self._line(node)

@@ -233,7 +233,7 @@ def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
     if operator.lstrip(":") in ("-", "=", "?", "+"):
         is_set = name not in value.missing and (bool(value.text or value.missing) or not operator.startswith(":"))
         if operator[-1] == "+":
-            return argument() if is_set else Word()
+            return Word.unknown(argument().text, argument().missing | value.missing) if is_set else Word()
         if is_set or operator[-1] == "?":
             return value
         default = argument()

@@ -408,15 +408,17 @@ def test_an_argument_that_is_missing_after_shift_has_its_number() -> None:
         "printf -v A %03d 7", "read -r A B <<< '16 32'", "let A=A+4", "((A += 5))", "((A++))", "mapfile -t A < file",
         "for X in 4 5; do A=$X; done", "while ((A < 5)); do ((A *= 2)); done", "case x in x) A=4;; *) A=5;; esac",
         "set_sizes() { A=5; }", "if [ -f file ]; then A=4; fi", "[ -f file ] || A=4", "grep -q x file && A=4",
+        "set_sizes() { A=5; }\nA=1\nset_sizes",
         "if [ $X = 1 ]; then A=2; elif grep x file; then A=3; else A=4; fi", "A[0]=4", "getopts a: A -a 4",
     ],
 )  # fmt: skip
 def test_a_variable_that_a_skipped_statement_may_set_is_unknown(statement: str) -> None:
     """In bash, each of these changes `A`, or may: its former value would be a wrong one."""
-    file = read_script(f"A=1\n{statement}\n{TRAIN} steps=$A name=${{A:-2}} other=3\nA=4\n{TRAIN} steps=$A")
+    words = "steps=$A name=${A:-2} prompt=${A:+3} other=3"
+    file = read_script(f"A=1\n{statement}\n{TRAIN} {words}\nA=4\n{TRAIN} steps=$A")
     first, second = file.launches
     assert [(pair.key, set(pair.missing)) for pair in first.pairs] == [
-        ("steps", {"${A}"}), ("name", {"${A}"}), ("other", set()),
+        ("steps", {"${A}"}), ("name", {"${A}"}), ("prompt", {"${A}"}), ("other", set()),
     ]  # fmt: skip
     assert file.skipped and keys(second) == {"steps": "4"} and not second.pairs[0].missing
     pinned = read_script(f"A=1\n{statement}\n{TRAIN} steps=$A", {"A": "9"})
