@@ -11,6 +11,7 @@ from paxcli.convert.maxtext.benchmark_file import read_benchmarks
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.manifest import commands_in_manifest
 from paxcli.convert.maxtext.shell import read_script
+from paxcli.convert.maxtext.shell_words import Word
 from paxcli.convert.maxtext.yml import BASE, find_beside, read_text, read_yml
 from paxcli.errors import ConfigError
 
@@ -28,12 +29,10 @@ def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None
     if len(words) == 1 and ("=" not in words[0] or Path(words[0]).is_file()):
         return read_file(Path(words[0]), arguments)
     launch = Launch(1)
-    for number, word in enumerate(words, start=1):
-        key, equals, value = word.partition("=")
-        if not equals or not key.isidentifier():
-            hint = "For example `model_name=llama2-7b steps=10`."
-            raise ConfigError(f"`{word}` is neither a file nor key=value.", hint)
-        launch.pairs.append(Pair(key, value, number))
+    launch.read_arguments([Word(word) for word in words], range(1, len(words) + 1))
+    if launch.config or launch.diagnostics:
+        problem = f"`{launch.config or launch.diagnostics[0].text}` is neither a file nor key=value."
+        raise ConfigError(problem, "For example `model_name=llama2-7b steps=10`.")
     return LaunchFile([launch])
 
 
@@ -89,8 +88,8 @@ def _read_config(launch: Launch, path: Path) -> None:
     if (beside := find_beside(path, named)) is not None:
         config = read_yml(read_text(beside), beside)
         below = [dataclasses.replace(pair, line=launch.line) for pair in config.pairs]
-        given = {pair.key for pair in launch.pairs}
-        launch.pairs = [pair for pair in below if pair.key not in given] + launch.pairs
+        given = {pair.key for pair in (*launch.pairs, *launch.overrides)}  # those of `M_…` are in upper case
+        launch.pairs = [pair for pair in below if not {pair.key, pair.key.upper()} & given] + launch.pairs
         launch.diagnostics += config.diagnostics
         return
     if name == "dpo.yml":

@@ -56,6 +56,24 @@ def test_a_config_is_found_by_its_path_in_the_repository(tmp_path: pathlib.Path)
     assert not launch.diagnostics
 
 
+def test_the_environment_overrides_a_config_but_not_the_command_line(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.yml").write_text("base_config: base.yml\nsteps: 5\nlog_period: 3\neval_interval: 6\n")
+    text = "export M_STEPS=7 M_LOG_PERIOD=9\npython3 -m MaxText.train mine.yml log_period=4\n"
+    (tmp_path / "run.sh").write_text(text)
+    settings = settings_of(read_file(tmp_path / "run.sh").launches[0])
+    assert (settings["steps"], settings["log_period"], settings["eval_interval"]) == (7, 4, 6)
+    assert settings.warnings == [
+        "Line 1: M_LOG_PERIOD is also on the command line, which applies here, which MaxText rejects."
+    ]
+
+
+def test_keys_may_be_nested_and_a_config_needs_a_script() -> None:
+    assert keys(read_source(["dpo.dpo_beta=0.2", "steps=3"]).launches[0]) == {"dpo.dpo_beta": "0.2", "steps": "3"}
+    for words, wrong in ((["steps=3", "mine.yml"], "mine.yml"), (["steps=3", "4"], "4"), (["steps:", "3"], "steps: 3")):
+        with pytest.raises(ConfigError, match=f"`{wrong}` is neither a file nor key=value"):
+            read_source(words)
+
+
 def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
     """Keys without a value have MaxText's default; a number may be written with a point."""
     (tmp_path / "base.yml").write_text(
