@@ -128,16 +128,15 @@ def _block(values: Mapping[str, Any]) -> str:
     if _NUM_KINDS in values:
         kinds = ((name, tables.turns(name) or []) for name in tables.blocks())
         return next((name for name, turns in kinds if len(turns) == values[_NUM_KINDS]), "gemma2")
-    if values.get(_BLOCK) == "ParallelBlock":
-        return "default"
-    if values.get(f"{_BLOCK}.norm") == "LayerNorm":
-        return "gpt3"
-    if values.get(f"{_BLOCK}.attention.use_bias"):
-        return "qwen2"
-    if values.get(f"{_BLOCK}.feed_forward.num_experts") is not None:
-        return "qwen3_moe" if is_qwen else "mixtral"
-    is_gemma = values.get(f"{_BLOCK}.feed_forward.activation") == "gelu"
-    return "qwen3" if is_qwen else "gemma" if is_gemma else "llama2"
+    blocks = [
+        ("default", values.get(_BLOCK) == "ParallelBlock"),
+        ("gpt3", values.get(f"{_BLOCK}.norm") == "LayerNorm"),
+        ("qwen2", values.get(f"{_BLOCK}.attention.use_bias")),
+        ("qwen3_moe" if is_qwen else "mixtral", values.get(f"{_BLOCK}.feed_forward.num_experts") is not None),
+        ("qwen3", is_qwen),
+        ("gemma", values.get(f"{_BLOCK}.feed_forward.activation") == "gelu"),
+    ]
+    return next((block for block, fits in blocks if fits), "llama2")
 
 
 def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +162,7 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
         "rope_attention_scaling": True if values.get(f"{path}.rotary.scaling.attention_factor", 1.0) is None else None,
         "attention_bias": values.get(f"{path}.use_bias") if values.get(f"{_BLOCK}.norm") != "LayerNorm" else None,
         "rope_linear_scaling_factor": factor if scaling == "LinearScaling" else None,
-        "use_post_attn_norm": bool(values.get(f"{_BLOCK}.post_norms")),
+        "use_post_attn_norm": values.get(f"{_BLOCK}.post_norms") is True,
         "use_post_ffw_norm": bool(values.get(f"{_BLOCK}.post_norms")),
     }
 

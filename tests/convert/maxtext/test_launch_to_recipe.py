@@ -310,6 +310,10 @@ def test_models_go_there_and_back(name: str) -> None:
     _there_and_back(of_keys("2026-08-22", model_name=name, dataset_type="synthetic"))
 
 
+def test_a_norm_after_the_feed_forward_alone_goes_there_and_back() -> None:
+    _there_and_back(of_keys("2026-08-22", model_name="gemma-2b", dataset_type="synthetic", use_post_ffw_norm="true"))
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
     converted = of_script(name, GOLDEN[name], topology="v5e-256" if name == "gpt3_half.sh" else None)
