@@ -110,7 +110,7 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     dense = {"": "FeedForward", "activation": "gelu" if gemma else "silu", "gated": True, "use_bias": False}
 
     def block(window: int | None, is_sparse: bool, rotates: bool) -> dict[str, Any]:
-        attention = _latent_attention(family, c) if latent else _attention(family, c, window, norm)
+        attention = _latent_attention(family, c) if latent else _attention(family, c, window, rotates, norm)
         attention["rotary"] = _rotary(traits, c, is_local=window is not None) if rotates else None
         feed_forward = _experts(family, c) if is_sparse else dense
         return {"norm": norm, **family.of_block, "attention": attention, "feed_forward": feed_forward}
@@ -152,7 +152,7 @@ def _by_path(template: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 
 
 def _attention(
-    family: SimpleNamespace, c: Mapping[str, Any], window: int | None, norm: Mapping[str, Any]
+    family: SimpleNamespace, c: Mapping[str, Any], window: int | None, rotates: bool, norm: Mapping[str, Any]
 ) -> dict[str, Any]:
     traits, values = family.traits, {"window": window, **family.of_attention}
     if "query_pre_attn_scalar" in c:
@@ -161,8 +161,8 @@ def _attention(
         values["logit_cap"] = c["attn_logit_softcapping"]
     if "qk_norm" in traits:
         values["qk_norm"] = norm
-    if "chunks" in traits and window is not None:
-        values["chunked"] = True
+    if "chunks" in traits and rotates:
+        values["chunked"] = window is not None
         if c["use_qk_norm"]:
             values["qk_norm"] = {**norm, "has_scale": False}
     elif "chunks" in traits and c["attn_temperature_tuning"]:
@@ -193,7 +193,7 @@ def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None
     every = c.get("no_rope_layer_interval")
     rotated = [True] * len(layers) if every is None else c["no_rope_layers"] or [(i + 1) % every for i in layers]
     if "chunks" in family.traits:
-        window, local = c["attention_chunk_size"] or 0, rotated
+        window, local = c["attention_chunk_size"], rotated
     kinds = [(window if local[i % len(local)] else None, i in sparse, bool(rotated[i])) for i in layers]
     if types and types != _layer_types(family, [window for window, *_ in kinds]):
         hint = "Import a model whose pattern of layers repeats."
@@ -203,8 +203,7 @@ def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None
 
 
 def _layer_types(family: SimpleNamespace, windows: list[int | None]) -> list[str]:
-    local = _CHUNKED if "chunks" in family.traits else _LOCAL
-    return [_GLOBAL if window is None else local for window in windows]
+    return [_GLOBAL if window is None else _CHUNKED if "chunks" in family.traits else _LOCAL for window in windows]
 
 
 def _rope(c: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,6 +243,8 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
         given["original_max_seq_len"] = c.get("original_max_position_embeddings") or inside  # as transformers reads it
     if kind == "yarn" and "attention_factor" not in given and scaling.get("mscale") and scaling.get("mscale_all_dim"):
         factor, divisor = (_yarn_factor(scaling["factor"], scaling[key]) for key in ("mscale", "mscale_all_dim"))
+    if "chunks" in traits and c["use_qk_norm"] and "attention_factor" in fields:
+        given["attention_factor"] = 1.0  # transformers normalizes what it has rotated, which cancels any factor
         given["attention_factor"] = factor / divisor
     whole = ("original_max_seq_len", "truncate")
     numbers = {field: x if field in whole else float(x) for field, x in given.items()}

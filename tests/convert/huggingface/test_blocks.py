@@ -97,6 +97,31 @@ def test_decoding_is_the_full_pass(family: str):
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), arrays_of(family)["out/logits"], **LOGITS)
 
 
+def logits_with(**keys: Any) -> np.ndarray:
+    """Of Llama 4, with other keys in its config.json."""
+    _, params, ids = case("llama4_text")
+    model = fdl.build(config_of(CONFIGS["llama4_text"] | {"layer_types": None} | keys))
+    return np.asarray(jax.jit(lambda p: logits_of(model, p, ids)[0])(params))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_norms_after_rope_cancel_the_factor_of_yarn(normalized: bool):
+    """Llama 4 of transformers normalizes queries and keys that are rotated; pax does that before."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1000.0}
+    one, three = (
+        logits_with(rope_parameters=yarn | {"attention_factor": factor}, use_qk_norm=normalized)
+        for factor in (1.0, 3.0)
+    )
+    assert np.allclose(one, three, **LOGITS) == normalized
+
+
+def test_llama_4_without_chunks_attends_to_all_positions():
+    """As with a chunk of all positions: layers with RoPE keep their norms of queries and keys."""
+    every, chunked = logits_with(attention_chunk_size=64), logits_with()
+    np.testing.assert_allclose(logits_with(attention_chunk_size=None), every, **LOGITS)
+    assert np.abs(every - chunked).max() > 1e-2
+
+
 def test_a_latent_cache_holds_the_latent_and_one_rotated_key():
     model, *_ = case("deepseek_v3")
     assert model.cache_bytes(2, 20) == 3 * 2 * 20 * (16 + 4) * 4  # layers, rows, positions, features, bytes
