@@ -227,11 +227,10 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     kind = _rope_type(scaling)
     values: dict[str, Any] = {"": "Rotary", "max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
     fraction = scaling.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
-    if fraction != 1:
-        if "fused" not in traits:
-            hint = "Remove it from config.json, if the model was trained without."
-            raise ConfigError(f"transformers reads partial_rotary_factor={fraction} for Phi-3 only.", hint)
-        values["fraction"] = fraction
+    if fraction != 1 and "fused" not in traits:
+        hint = "Remove it from config.json, if the model was trained without."
+        raise ConfigError(f"transformers reads partial_rotary_factor={fraction} for Phi-3 only.", hint)
+    values["fraction"] = fraction
     if kind == "default":
         return values
     if kind not in _SCALINGS:
@@ -243,9 +242,9 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
         given["original_max_seq_len"] = c.get("original_max_position_embeddings") or inside  # as transformers reads it
     if kind == "yarn" and "attention_factor" not in given and scaling.get("mscale") and scaling.get("mscale_all_dim"):
         factor, divisor = (_yarn_factor(scaling["factor"], scaling[key]) for key in ("mscale", "mscale_all_dim"))
+        given["attention_factor"] = factor / divisor
     if "chunks" in traits and c["use_qk_norm"] and "attention_factor" in fields:
         given["attention_factor"] = 1.0  # transformers normalizes what it has rotated, which cancels any factor
-        given["attention_factor"] = factor / divisor
     whole = ("original_max_seq_len", "truncate")
     numbers = {field: x if field in whole else float(x) for field, x in given.items()}
     return values | {"scaling": {"": _SCALINGS[kind]["class"], **numbers}}
@@ -356,7 +355,11 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         sliding, full = ({"rope_type": "default", "rope_theta": x.max_timescale} for x in (rotary, attention.rotary))
         full |= found.get("rope_scaling", {})
         if "global_scaling" in family.traits:  # transformers 5 ignores it in sliding windows
-            found |= {"rope_local_base_freq": rotary.max_timescale, "rope_parameters": {_LOCAL: sliding, _GLOBAL: full}}
+            found["rope_parameters"] = {_LOCAL: sliding, _GLOBAL: full}
+        if "rope_local_base_freq" in family.defaults:
+            found["rope_local_base_freq"] = rotary.max_timescale
+        if "fused" in family.traits:
+            found["partial_rotary_factor"] = rotary.fraction
         if "rope_scaling" in family.defaults:  # without one, transformers uses its default
             found = {"rope_scaling": None, **found, "rope_parameters": full}
     if sparse:
@@ -399,25 +402,21 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
         return "gpt2"
     if is_latent(attention):
         return "deepseek_v3" if sparse and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
-    if not block.pre_norms:
-        return "olmo2" if attention.window is None else "olmo3"
-    if attention.sinks:
-        return "gpt_oss"
-    if attention.chunked:
-        return "llama4_text"
-    if block.post_norms:
-        return "gemma2" if attention.qk_norm is None else "gemma3_text"
-    if alternating:
-        return "smollm3"
-    if model.embedding.scale_sqrt_depth:
-        return "gemma"
-    if attention.qk_norm_joint:
-        return "olmoe"
-    if attention.qk_norm is not None:
-        return "qwen3_moe" if sparse else "qwen3"
-    if attention.use_bias:
-        return "qwen2_moe" if sparse else "qwen2"
-    return "mixtral" if sparse else "llama" if attention.window is None else "mistral"
+    kinds = [
+        ("olmo2" if attention.window is None else "olmo3", not block.pre_norms),
+        ("gpt_oss", attention.sinks),
+        ("llama4_text", attention.chunked),
+        ("gemma2" if attention.qk_norm is None else "gemma3_text", block.post_norms),
+        ("smollm3", alternating),
+        ("gemma", model.embedding.scale_sqrt_depth),
+        ("olmoe", attention.qk_norm_joint),
+        ("qwen3_moe" if sparse else "qwen3", attention.qk_norm is not None),
+        ("qwen2_moe" if sparse else "qwen2", attention.use_bias),
+        ("mixtral", sparse),
+        ("phi3", attention.rotary is not None and attention.rotary.fraction != 1),
+        ("mistral", attention.window is not None),
+    ]
+    return next((kind for kind, fits in kinds if fits), "llama")
 
 
 def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Config, size: int) -> dict[str, Any]:

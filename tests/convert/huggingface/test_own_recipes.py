@@ -63,6 +63,7 @@ def test_both_kinds_of_olmo_3_layers_have_the_theta_of_the_recipe(scaling: dict[
     found = written_for("olmo3", rope_parameters=parameters)["rope_parameters"]
     assert found[LOCAL] == {"rope_type": "default", "rope_theta": 300.0}
     assert found[GLOBAL].items() >= ({"rope_type": "default"} | parameters[GLOBAL]).items()
+    assert "rope_local_base_freq" not in written_for("olmo3") and "rope_local_base_freq" in written_for("gemma3_text")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,13 @@ def test_kinds_of_layers_have_their_own_rope_and_need_not_alternate(family: str,
     assert {LOCAL, GLOBAL} & {*written["layer_types"]}
     if "rope_theta" in keys.get("rope_parameters", {}):  # without the key, transformers scales by YaRN
         assert written["rope_parameters"] == keys["rope_parameters"] and written["rope_scaling"] is None
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_partial_rope_is_that_of_phi_3(window: int | None):
+    rope = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}
+    written = written_for("phi3", rope_parameters=rope, sliding_window=window)
+    assert (written["partial_rotary_factor"], written["rope_theta"]) == (0.5, 300.0)
 
 
 def test_gemma_3_without_rope_is_refused_by_its_fields():
