@@ -135,7 +135,7 @@ def _check_inputs(given: Any, config: Any, model: Model) -> None:
     if given.train_input.__arguments__.get("is_training") is False:
         raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")
     for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):
-        names = [source.name for source in sources]
+        names = [source.name or "input" for source in sources]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"Two {kind} inputs are called `{repeated[0]}`.", "Give each its own `name`.")
     limit = model.input_sizes.seq_len

@@ -110,3 +110,10 @@ def test_layers_that_no_loss_trains_are_mentioned(keys: tuple[str, ...], warns: 
     assert [record.message for record in caplog.records if "mtp_loss" in record.message] == warns * [
         "The layers of `mtp_num_layers` get no gradient: task.loss_aggregator.loss_keys lacks `mtp_loss`."
     ]
+
+
+def test_two_inputs_with_the_same_name_are_refused() -> None:
+    """One without a name is called `input`: the metrics of one of the two were lost."""
+    changes = {"eval_inputs": ["SyntheticInput", "SyntheticInput"], "eval_inputs.1.name": "input"}
+    with pytest.raises(ConfigError, match="Two evaluation inputs are called `input`"):
+        pax.load("tiny-synthetic", set=changes).validate()
