@@ -21,12 +21,13 @@ class Sampler:
     Args:
       session: The session of the training run.
       run_dir: Its directory, for `samples.jsonl`.
+      last_step: The step that the run resumes from; 0 in a new run. Samples of later steps are dropped.
 
     Raises:
       ConfigError: There is no evaluation to sample after, the model does not continue prompts, or one does not fit.
     """
 
-    def __init__(self, session: Session, run_dir: RunDir):
+    def __init__(self, session: Session, run_dir: RunDir, last_step: int):
         experiment = session.experiment
         check_continues_prompts(experiment.task.model)
         if not experiment.eval_inputs:
@@ -37,7 +38,7 @@ class Sampler:
         self._decoder = PromptDecoder(experiment.task.model, {}, tokenizer, experiment.decoding, seed=0)
         self._decoder.requests(self._prompts)
         self._path = run_dir.path / SAMPLES
-        self._lines = list(read_records(self._path))
+        self._lines = [line for line in read_records(self._path) if line["step"] <= last_step]
 
     def __call__(self, step: int, params: dict) -> list[tuple[str, str]]:
         """Each prompt and its continuation. Written to `samples.jsonl` too, in place of later steps' lines."""

@@ -307,7 +307,7 @@ def train(
     allow_changed: bool = False,
     instrument: Instrument | None = None,
     on_corrupt: OnCorrupt | None = None,
-    make_sampler: Callable[[Session, RunDir], Sample] | None = None,
+    make_sampler: Callable[[Session, RunDir, int], Sample] | None = None,
 ) -> dict[str, Any] | None:
     """Trains a recipe in a run directory, from its latest checkpoint if it has one.
 
@@ -360,7 +360,7 @@ def train(
         elif warm_start is not None:
             run.last_step = warm_start.first_step(run.num_train_steps)  # an error is found before the step is compiled
         if make_sampler and session.experiment.sample_prompts:
-            run.sample = make_sampler(session, run_dir)
+            run.sample = make_sampler(session, run_dir, run.last_step)
         if policy.on_corrupt == "previous" and run.end_reason():  # a finished run would read no checkpoint
             run.last_step = run.store.restore_newest(session.abstract, report.message)[0]
         if (reason := run.end_reason()) and not run.is_eval_missing(run.last_step):

@@ -67,6 +67,22 @@ def test_samples_are_what_generate_returns_and_training_is_the_same(tmp_path):
     assert [one["step"] for one in samples(tmp_path / "sampled")] == [2, 2, 4, 4, 6]
 
 
+class Killer(Lines):
+    def evaluation(self, step, metrics):
+        if step == 3:
+            raise KeyboardInterrupt
+
+
+def test_samples_of_lost_steps_are_dropped(tmp_path):
+    """That of step 3 stayed, although the run that resumed had no evaluation there."""
+    recipe = pax.load("tiny", set=SMALL | {"eval_interval_steps": 1, "sample_prompts": PROMPTS[:1]})
+    with pytest.raises(KeyboardInterrupt):
+        pax.train(recipe, tmp_path, progress=Killer())
+    assert [one["step"] for one in samples(tmp_path)] == [1, 2, 3]
+    train(tmp_path, sample_prompts=PROMPTS[:1], eval_interval_steps=None)
+    assert [one["step"] for one in samples(tmp_path)] == [1, 2, 4]
+
+
 def test_a_prompt_that_does_not_fit_is_found_before_training(tmp_path):
     with pytest.raises(ConfigError, match="is longer than"):
         train(tmp_path / "run", sample_prompts=["x" * 40])
