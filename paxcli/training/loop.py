@@ -365,7 +365,7 @@ def train(
             run.last_step = run.store.restore_newest(session.abstract, report.message)[0]
         if (reason := run.end_reason()) and not run.is_eval_missing(run.last_step):
             report.message(f"{run_dir.path} is finished: {reason}.")
-            return run_summary(run_dir, run.last_step) if is_first else None
+            return run_summary(run_dir, run.last_step, 0.0) if is_first else None
         session.experiment.train_input.check_data()
         if is_first:
             copy_tokenizers(config, run_dir.path)
@@ -396,7 +396,7 @@ def train(
             raise
         finally:
             report.message(goodput.text())
-    return run_summary(run_dir, run.last_step) | {"seconds": run.seconds} if is_first else None
+    return run_summary(run_dir, run.last_step, run.seconds) if is_first else None
 
 
 def _split(source: BaseInput) -> str:
@@ -448,14 +448,11 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
     return config, recipe_text
 
 
-def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
-    """A run's summary, from its last logged metrics."""
+def run_summary(run_dir: RunDir, steps: int, seconds: float) -> dict[str, Any]:
+    """A run's summary, from its last logged metrics. `seconds`: what this start of it took."""
     last = {line["split"]: line for line in read_lines(run_dir.path / FILE_NAME, sample=True)}
-    train = last.get("train", {})
-    evals = {split.removeprefix("eval/"): line for split, line in last.items() if split != "train"}
-    return {
-        "run_dir": str(run_dir.path),
-        "steps": steps,
-        **{name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu", "goodput")},
-        "eval": {name: {k: v for k, v in line.items() if k not in ("step", "split")} for name, line in evals.items()},
-    }
+    train = last.pop(TRAIN, {})
+    values = {name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu", "goodput")}
+    lines = {split.removeprefix("eval/"): line for split, line in last.items()}
+    evals = {name: {k: v for k, v in line.items() if k not in ("step", "split")} for name, line in lines.items()}
+    return {"run_dir": str(run_dir.path), "steps": steps, **values, "eval": evals, "seconds": seconds}

@@ -63,6 +63,12 @@ def test_the_same_command_is_the_same_run(tmp_path: pathlib.Path) -> None:
     assert losses(tmp_path / "a") == losses(tmp_path / "b") != losses_of(tmp_path / "c", random_seed=7)
 
 
+def test_a_finished_run_has_the_result_of_its_last_start(tmp_path: pathlib.Path) -> None:
+    """It had no `seconds`."""
+    first, again = (pax.train(small_recipe(), tmp_path, progress=Messages()).result for _ in range(2))
+    assert first is not None and first["seconds"] > 0 and again == first | {"seconds": 0.0}
+
+
 def losses_of(run_dir: pathlib.Path, **sets: Any) -> dict[int, float]:
     train(run_dir, **sets)
     return losses(run_dir)
