@@ -7,7 +7,7 @@ import copy
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -151,7 +151,7 @@ class TrainingRun:
 
     def _train(self, train_step: TrainStep, state: TrainState, first_step: int, first_batch: NestedMap | None) -> None:
         if self.is_eval_missing(first_step - 1):
-            self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
+            self._evaluate(first_step - 1, state, _logged_splits(self.lines, first_step - 1))
         for step in range(first_step, self.num_train_steps + 1):
             if self._is_eval_due(self.last_step) and (reason := self.end_reason()):
                 self._save(self.last_step, state, force=True)
@@ -228,9 +228,7 @@ class TrainingRun:
         raise Stopped(f"Stopped by {cause} and {what}.", "Start it again to resume from there.")
 
     def _is_eval_due(self, step: int) -> bool:
-        interval = self.task.train.eval_interval_steps
-        due = step == self.num_train_steps or (interval is not None and step > 0 and step % interval == 0)
-        return due and bool(self.session.experiment.eval_inputs)
+        return bool(_due_splits(self.task.train, self.session.experiment.eval_inputs, step))
 
     def is_eval_missing(self, step: int) -> bool:
         """Whether the evaluation after step `step` was due and did not end: the run stopped in between."""
@@ -240,11 +238,7 @@ class TrainingRun:
         """Whether the evaluation after step `step` ended. A copy, which has no metrics, is thought to have had it."""
         if self.is_copy:
             return self._is_eval_due(step)
-        return {_split(source) for source in self.session.experiment.eval_inputs} <= self._logged_splits(step)
-
-    def _logged_splits(self, step: int) -> set[str]:
-        """The splits of `metrics.jsonl` that have a line of `step`."""
-        return {line["split"] for line in self.lines if line["step"] == step}
+        return {_split(source) for source in self.session.experiment.eval_inputs} <= _logged_splits(self.lines, step)
 
     def end_reason(self) -> str | None:
         """Why the run ends after `last_step`: that is the last of all, or an early stop. None = it does not."""
@@ -340,9 +334,7 @@ def train(
         if is_first:
             run_dir.create()
             stack.enter_context(run_dir.lock())
-            report = report or stack.enter_context(ProgressPrinter())
-        else:
-            report = Reporter()
+        report = (report or stack.enter_context(ProgressPrinter())) if is_first else Reporter()
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         run_dir.check_same_recipe(config, allow_changed)
         session = stack.enter_context(open_session(config))
@@ -404,6 +396,18 @@ def _split(source: BaseInput) -> str:
     return f"eval/{source.name}"
 
 
+def _due_splits(train: Any, eval_inputs: Iterable[BaseInput], step: int) -> set[str]:
+    """The splits of the evaluation that is due after step `step`, if one is. `train`: a `Train`, or its config."""
+    interval = train.eval_interval_steps
+    due = step == train.num_train_steps or (interval is not None and step > 0 and step % interval == 0)
+    return {_split(source) for source in eval_inputs} if due else set()
+
+
+def _logged_splits(lines: Iterable[Mapping[str, Any]], step: int) -> set[str]:
+    """The splits of `metrics.jsonl` that have a line of `step`."""
+    return {line["split"] for line in lines if line["step"] == step}
+
+
 def resume_step(
     config: fdl.Config[Experiment],
     recipe_text: str,
@@ -413,7 +417,7 @@ def resume_step(
 ) -> tuple[int | None, bool]:
     """The step that training would resume at, None = it would start a new run; and whether it is finished.
 
-    Writes nothing.
+    A run that was stopped in its last evaluation is not. Writes nothing.
 
     Raises:
       ConfigError: The run in the directory refuses the recipe or its start, or another process writes there.
@@ -424,9 +428,10 @@ def resume_step(
     run_dir.check_start(warm_start is not None or run_dir.has_checkpoints())
     local = local_steps(run_dir.checkpoints, config.checkpoint.local_directory)
     step = max([*CheckpointStore(run_dir.checkpoints).steps(), *local], default=None)
-    lines = read_lines(run_dir.path / FILE_NAME, sample=True)
-    early = fdl.build(config.task.early_stopping_fn).reason(lines, step or 0) is not None
-    return step, early or (step or 0) >= config.task.train.num_train_steps
+    done, train, lines = step or 0, config.task.train, list(read_lines(run_dir.path / FILE_NAME, sample=True))
+    early = fdl.build(config.task.early_stopping_fn).reason(lines, done) is not None
+    missing = _due_splits(train, fdl.build(config.eval_inputs), done) - _logged_splits(lines, done) if lines else ()
+    return step, (early or done >= train.num_train_steps) and not missing
 
 
 def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:

@@ -266,10 +266,13 @@ def test_a_signal_during_an_evaluation_saves_and_stops_between_batches(
         ):
             train(tmp_path / "a", 4, Signaller(patched, batch), **several)
         assert pax.Run(tmp_path / "a").steps[-1] == stopped_at and stopped_at not in evals(tmp_path / "a")
+    recipe, run_dir = small_recipe(4, **several), RunDir(tmp_path / "a")
+    assert resume_step(recipe.config, recipe.yaml(), run_dir) == (4, False)  # not finished, as it said
     assert "at step 4" in train(tmp_path / "a", steps=4, **several).lines[0]
     assert evals(tmp_path / "a") == evals(tmp_path / "straight") and evals(tmp_path / "a").keys() == {2, 4}
     assert losses(tmp_path / "a") == losses(tmp_path / "straight")
     assert "is finished" in train(tmp_path / "a", steps=4, **several).lines[0]
+    assert resume_step(recipe.config, recipe.yaml(), run_dir) == (4, True)
 
 
 def _lines(run_dir: pathlib.Path) -> list[str]:
