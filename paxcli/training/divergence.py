@@ -28,8 +28,10 @@ class DivergenceCheck:
     """
 
     def __init__(self, learner: Learner, step: int, skipped_steps: int, lines: Iterable[Mapping[str, Any]] = ()):
-        self._learner, self._updates = learner, step - skipped_steps
-        since = (line["step"] for line in lines if line.get("skipped_steps") == line["step"] - self._updates)
+        self._learner, updates = learner, step - skipped_steps
+        since = [line["step"] for line in lines if line.get("skipped_steps") == line["step"] - updates]
+        # After an update that no report follows yet, the next report counts as the first one.
+        self._updates = updates if since or not step else None
         self._last_update = min(since, default=step)  # the first report after it
 
     def check_record(self, record: Record) -> None:

@@ -69,6 +69,16 @@ def test_skipped_steps_before_a_resume_count(tmp_path: pathlib.Path) -> None:
         train(tmp_path / "a", steps=9, **skips)
 
 
+def test_a_resume_between_reports_counts_skipped_steps_as_the_run_would_have() -> None:
+    """It counted from the checkpoint, and ended a run whose next report had an update."""
+    learner, records = Learner(max_consecutive_skips=8), [record(5, 0), record(10, 3), record(15, 8), record(20, 12)]
+    straight = DivergenceCheck(learner, 0, 0)
+    resumed = DivergenceCheck(learner, 7, 0, [records[0].values | {"step": 5}])
+    for check, reports in ((straight, records), (resumed, records[1:])):
+        for one in reports:
+            check.check_record(one)
+
+
 def test_a_run_whose_steps_are_all_skipped_ends_and_keeps_sound_checkpoints(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DivergedError, match="last 3 steps up to step 3 were skipped"):
         train(tmp_path / "a", steps=9, skip_step_gradient_norm_value=1e-9, max_consecutive_skips=3)
