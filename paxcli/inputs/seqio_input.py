@@ -353,6 +353,7 @@ class VocabularyTokenizer:
     vocab_size = property(lambda self: self.vocabulary.vocab_size)
     pad_id = property(lambda self: self.vocabulary.pad_id)
     eos_id = property(lambda self: self.vocabulary.eos_id)
+    special_tokens = special_tokens_by_id = property(lambda self: {})  # a vocabulary names none
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` [T]."""
