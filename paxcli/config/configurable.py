@@ -60,9 +60,7 @@ class Configurable:
 
 def _buildable(kind: Any, cls: type, fields: dict[str, Any]) -> Any:
     expanded = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in fields:
-            continue
+    for field in (field for field in dataclasses.fields(cls) if field.name not in fields):  # type: ignore[arg-type]
         if EXPAND in field.metadata:
             child_kind, child, child_fields = field.metadata[EXPAND]
             expanded[field.name] = _buildable(child_kind, child, child_fields)

@@ -73,6 +73,7 @@ NonNegativeInt = Annotated[int, Range(min=0)]
 LayerCount = Annotated[int, Range(min=1, max=10_000)]  # each layer becomes an object, so a huge number fills the memory
 ExtraLayerCount = Annotated[int, Range(min=0, max=100)]
 AnyInt = Annotated[int, Range()]
+TopK = Annotated[int, Range(min=1, max=2**31 - 1)]  # compared in int32
 Seed = Annotated[int, Range(min=0, max=2**32 - 1)]
 Steps = Annotated[int, Range(min=1, max=2**31 - 1), Unit("steps")]  # they are counted in int32
 StepNumber = Annotated[int, Range(min=0, max=2**31 - 1), Unit("steps")]

@@ -199,7 +199,7 @@ class PromptDecoder:
     def _encode(self, prompt: Prompt, continuation: str = "") -> np.ndarray:
         if prompt.ids is not None:
             self._check_vocabulary(str(prompt), prompt.ids)
-            return self._append(prompt.ids, continuation)
+            return self._append(prompt.ids, continuation) if continuation else np.asarray(prompt.ids, np.int64)
         if prompt.messages is None:
             bos = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
             return np.concatenate([bos, self.tokenizer.encode(f"{prompt.prompt}{continuation}")])

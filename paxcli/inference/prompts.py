@@ -8,12 +8,12 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import fiddle as fdl
 
 from paxcli.config.assign import assign
-from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, Range, Seed, Tokens
+from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, Seed, Tokens, TopK
 from paxcli.config.paths import read_text
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError, PaxError, names_hint
@@ -49,7 +49,7 @@ class Prompt:
     continuation: str | None = None
     max_tokens: Tokens | None = None
     temperature: NonNegativeFloat | None = None
-    top_k: Annotated[int, Range(min=1, max=2**31 - 1)] | None = None
+    top_k: TopK | None = None
     top_p: PositiveFraction | None = None
     stop: list[str] | None = None
     seed: Seed | None = None

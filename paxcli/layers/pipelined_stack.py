@@ -120,7 +120,6 @@ class PipelinedStack(Stack):
     def _stage(self) -> Callable[..., tuple[jax.Array, Any]]:
         """One stage on one microbatch, as `Pipeline.run` calls it."""
         stack = self._stack(self.pipeline.layers_per_group(self.num_layers))
-        rounds = self.circular_repeat
 
         def stage(
             params: Any, before: Any, is_late: Any, state: Any, number: Any, in_bubble: Any, x: Any, *row_facts: Any
@@ -132,7 +131,7 @@ class PipelinedStack(Stack):
             return x, jax.tree.map(lambda value: jnp.where(in_bubble, 0, value), reported)
 
         policy = saveable(self.remat_policy, self.offload, self.save)
-        if policy is None and rounds > 1:
+        if policy is None and self.circular_repeat > 1:
             policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
         # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.
         return stage if policy is None else jax.checkpoint(stage, policy=policy, prevent_cse=False)

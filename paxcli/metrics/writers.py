@@ -31,12 +31,17 @@ _EVENTS = "pax-events"
 MetricValues = Mapping[str, float | int | None]
 
 
-def _parse_number(number: str) -> float | int | None:
+def _parse_number(number: str) -> float | None:
     """The value of a number in JSON; None for NaN, infinity and 1e999, as `JsonlWriter` writes them."""
-    return (int(number) if number.lstrip("-").isdecimal() else value) if math.isfinite(value := float(number)) else None
+    return value if math.isfinite(value := float(number)) else None
 
 
-_DECODER = json.JSONDecoder(parse_constant=_parse_number, parse_float=_parse_number, parse_int=_parse_number)
+def _parse_int(number: str) -> int | None:
+    """The value of an integer in JSON; None if a float cannot hold it, as for other numbers."""
+    return None if _parse_number(number) is None else int(number)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_parse_number, parse_float=_parse_number, parse_int=_parse_int)
 
 
 class Writer(Protocol):

@@ -59,10 +59,10 @@ class TransformerLm(TransformerModel):
 
     def validate(self, mesh: Mapping[str, int]) -> None:
         super().validate(mesh)
-        of_logits = ("use_bias", "logit_cap", "scale_logits_sqrt_depth")
-        if ignored := [field for field in of_logits if self.head is not None and self.embedding.keywords.get(field)]:
-            problem = f"task.model.embedding.{ignored[0]} has no effect: `task.model.head` computes the logits."
-            raise ConfigError(problem, "Set it to false or null; `head` has its own `use_bias` and `logit_cap`.")
+        for field in ("use_bias", "logit_cap", "scale_logits_sqrt_depth"):
+            if self.head is not None and self.embedding.keywords.get(field):
+                problem = f"task.model.embedding.{field} has no effect: `task.model.head` computes the logits."
+                raise ConfigError(problem, "Set it to false or null; `head` has its own `use_bias` and `logit_cap`.")
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """Logits [B, T, V] of packed sequences: `ids`, `segment_ids` and `segment_pos`, all [B, T].

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ from paxcli.config.fields import (
     NonNegativeInt,
     PositiveFraction,
     PositiveInt,
-    Range,
     Tokens,
+    TopK,
 )
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError
@@ -71,7 +71,7 @@ class Sampling(Decoding):
     """
 
     temperature: NonNegativeFloat = 0.0
-    top_k: Annotated[int, Range(min=1, max=2**31 - 1)] | None = None
+    top_k: TopK | None = None
     top_p: PositiveFraction | None = None
     epsilon: DecayRate = 0.0
     truncate_before_temperature: bool = False

@@ -143,16 +143,16 @@ def _read_samples(path: epath.Path) -> Iterator[dict[str, Any]]:
 
 
 def _check_accounts(goodput: dict[str, Any]) -> None:
-    """Computes what the page shows of `goodput.json`, and raises what a value of another type raises."""
+    """Raises TypeError, KeyError and the like if a value of `goodput.json` is missing or of another type."""
     shares = [seconds / goodput["wall_seconds"] for seconds in goodput["seconds"].values()]
     sum([goodput["goodput"], goodput["wall_seconds"], len(goodput["starts"]), *shares], 0.0)
 
 
 def _read_object(path: epath.Path, check: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """The object in a file; empty if there is no file.
+    """The JSON object in a file; `{}` if there is no file.
 
     Raises:
-      DataError: It is not an object, or `check` raises for it.
+      DataError: It is not a JSON object, or `check` fails on it.
     """
     if not path.exists():
         return {}

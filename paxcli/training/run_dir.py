@@ -16,7 +16,7 @@ from etils import epath
 
 import paxcli
 from paxcli.config.fields import Mark
-from paxcli.config.paths import replace_text, resolve_path
+from paxcli.config.paths import read_json, replace_text, resolve_path
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.config.tree import is_at_or_below, marked_paths, walk
 from paxcli.config.values import changed_lines
@@ -191,8 +191,8 @@ class RunDir:
 
     def init_from(self) -> str | None:
         """The options that named the run's first parameters, such as `--from runs/a`; None = they were random."""
-        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # missing, or damaged
-            return json.loads((self.path / "environment.json").read_text()).get("init_from")
+        with contextlib.suppress(DataError, AttributeError):  # missing, or damaged
+            return read_json(self.path / "environment.json").get("init_from")
         return None
 
     def check_start(self, has_parameters: bool) -> None:

@@ -32,6 +32,7 @@ _NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-tr
 _TAKES_ARGUMENTS = re.compile(r"""\$\{?KEY\}?["']?=["']?\$\{?VALUE|(export|declare|local)\s+["']?\$[@{\w]""")
 _QUOTED_NAME = re.compile(r"""\b((?:export|declare|local|readonly)\s+)(["'])([A-Za-z_]\w*=)""")
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
+# Nodes that the grammar parses wrongly, for `_rewrite`.
 _ODD = '"$" @dollar (file_redirect destination: (_) . destination: (_)) @redirect (command (variable_assignment) @set)'
 _MISREAD = tree_sitter.Query(_LANGUAGE, _ODD)
 _LINE_END = re.compile(rb"[ \t]*(#.*)?\n")
