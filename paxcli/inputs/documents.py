@@ -162,9 +162,8 @@ class Reading:
                 raise DataError(f"{path} {problem}: {error}", hint) from None
 
     def _read_array_records(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
-        path = str(file.path)
         for number, record in enumerate(read_records(str(local_copy(file.path, self.cache_dir)))):
-            yield f"{path}, record {number}", record
+            yield f"{file.path}, record {number}", record
 
     def _parse_record(self, record: bytes, place: str) -> Any:
         """The document in a serialized record, which is text, a JSON object or a `tf.train.Example`."""

@@ -31,8 +31,7 @@ class TiedEmbedding(Head):
     params_init: Init = Gaussian()
 
     def setup(self) -> None:
-        shape = (self.vocab_size, self.model_dims)
-        self.table = self.lookup_table("table", self.params_init, shape, _AXES["table"])
+        self.table = self.lookup_table("table", self.params_init, (self.vocab_size, self.model_dims), _AXES["table"])
         if self.use_bias:
             self.bias = self.zero_weight("bias", (self.vocab_size,), _AXES["bias"])
 

@@ -110,8 +110,9 @@ class MoeFeedForward(FeedForwardLayer):
         if self.shared_dims is not None:
             self._shared = self._shared_template(name="shared")
             if self.shared_gate:
-                axes = ("embed", None)
-                self.gate = self.weight("shared_gate", init, (dims, 1), axes, contracts=(0,), produces=(1,))
+                self.gate = self.weight("shared_gate", init, (dims, 1), ("embed", None), contracts=(0,), produces=(1,))
+        elif self.shared_gate:
+            raise ConfigError("shared_gate=true has no effect without `shared_dims`.", "Set both, or neither.")
 
     def matmul_flops(self, *shape: int) -> Flops | None:
         """FLOPs of the router, of k experts per token, as if dropless, and of the shared experts."""

@@ -132,8 +132,7 @@ def means_over_tokens(
     }
     if label_smoothing and not z_loss_weight:
         metrics["log_pplx_smoothed"] = (loss, weight)
-    scores = -jnp.sum(xent * weights, axis=-1)
-    return metrics, NestedMap(xent=xent, correct=correct, weights=weights, scores=scores)
+    return metrics, NestedMap(xent=xent, correct=correct, weights=weights, scores=-jnp.sum(xent * weights, axis=-1))
 
 
 def weighted_mean(values: Float[jax.Array, "*batch"], weights: Float[jax.Array, "*batch"]) -> jax.Array:

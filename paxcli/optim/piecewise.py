@@ -29,8 +29,7 @@ class PiecewiseConstant(Schedule):
         _check_pieces(self, "boundaries", "values", more=1)
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        piece = jnp.sum(step >= jnp.asarray(self.boundaries, jnp.int32))
-        return jnp.asarray(self.values, jnp.float32)[piece]
+        return jnp.asarray(self.values, jnp.float32)[jnp.sum(step >= jnp.asarray(self.boundaries, jnp.int32))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.mesh.mesh import Mesh
 from paxcli.metrics.trackers import Tracker
+from paxcli.models.dpo import REJECTED
 from paxcli.models.sampling import Decoding, Sampling
 from paxcli.training.state import abstract_params, count_parameters
 from paxcli.training.task import SingleTask
@@ -124,9 +125,9 @@ def num_devices(config: fdl.Config[Experiment]) -> int:
 
 
 def tokens_in(spec: Any) -> int | None:
-    """Tokens in a batch of these shapes; None if it has no `labels` [B, T]."""
-    labels = spec.get("labels")
-    return math.prod(labels.shape) if labels is not None and len(labels.shape) == 2 else None
+    """Tokens in a batch of these shapes, those of rejected rows included; None if it has no `labels` [B, T]."""
+    labels = [rows["labels"] for rows in (spec, spec.get(REJECTED, {})) if "labels" in rows]
+    return sum(math.prod(x.shape) for x in labels) if labels and len(labels[0].shape) == 2 else None
 
 
 def summarize(config: fdl.Config[Experiment]) -> dict[str, Any]:

@@ -150,6 +150,11 @@ def test_groups_that_do_not_fit_are_refused():
         _layer(num_groups=3)
 
 
+def test_a_gate_without_shared_experts_is_refused():
+    with pytest.raises(ConfigError, match="shared_gate=true has no effect without `shared_dims`"):
+        _layer(shared_gate=True)
+
+
 def test_a_choice_of_more_experts_than_there_are_is_refused():
     with pytest.raises(ConfigError, match="num_experts_per_token=5"):
         _layer(num_experts_per_token=5)

@@ -22,7 +22,7 @@ from paxcli.optim.dp_sgd import DpSgd
 from paxcli.optim.schedules import Constant
 from paxcli.optim.sgd import Sgd
 from paxcli.training.evaluate import evaluate
-from paxcli.training.experiment import summarize
+from paxcli.training.experiment import summarize, tokens_in
 from paxcli.training.session import open_session
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.task import LossAggregator, Metrics, VariationalNoise
@@ -341,6 +341,7 @@ def test_the_reference_of_dpo_does_not_count_as_parameters():
     with open_session(config) as session:
         source, state = session.experiment.train_input, session.new_state()
         pairs = NestedMap({**source.get_next(), "rejected": source.get_next()})
+        assert tokens_in(pairs) == 2 * tokens_in(pairs.rejected) == 2 * pairs.ids.size
         state, metrics = make_train_step(session.experiment.task, session.abstract)(state, pairs)
     own = {name: tree for name, tree in state.params.items() if name != "reference"}
     assert len(own) == len(state.params) - 1

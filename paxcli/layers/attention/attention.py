@@ -144,6 +144,8 @@ class Attention(SelfAttention):
         if self.qk_norm is not None:
             query_heads, key_heads = (self.num_heads, self._kv_heads) if self.qk_norm_joint else (1, 1)
             self.query_norm, self.key_norm = self.qk_norm(dims=query_heads * dims), self.qk_norm(dims=key_heads * dims)
+        elif self.qk_norm_joint:
+            raise ConfigError("qk_norm_joint=true has no effect without `qk_norm`.", "Set both, or neither.")
         if self.relative_bias is not None:
             kind = {"num_heads": self.num_heads, "bidirectional": not self.causal}
             self._distance_bias = self.relative_bias(name="relative_bias", **kind)

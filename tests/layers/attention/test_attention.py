@@ -228,6 +228,11 @@ def test_chunks_without_a_size_or_segments_are_refused(fields):
         _layer(chunked=True, **fields)
 
 
+def test_a_joint_norm_of_queries_and_keys_without_a_norm_is_refused():
+    with pytest.raises(ConfigError, match="qk_norm_joint=true has no effect without `qk_norm`"):
+        _layer(qk_norm_joint=True)
+
+
 def test_a_window_without_order_is_refused():
     with pytest.raises(ConfigError, match="window=3"):
         _layer(window=3, causal=False)
