@@ -47,8 +47,7 @@ class ArrayDifferences:
         shown, left_out = list(self.mismatched.values())[:5], len(self.mismatched) - 5
         more = [f"and {left_out} more"] if left_out > 0 else []
         lists = {"it lacks": self.missing, "only it has": self.unexpected}
-        listed = [f"{verb} {listing(names)}" for verb, names in lists.items() if names]
-        return "; ".join([*shown, *more, *listed])
+        return "; ".join([*shown, *more, *[f"{verb} {listing(names)}" for verb, names in lists.items() if names]])
 
 
 def compare_arrays(expected: Arrays, found: Arrays, dtypes: bool = True) -> ArrayDifferences:

@@ -151,8 +151,7 @@ def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
     is_yaml = Path(target).suffix in YAML_SUFFIXES
     base = _load_yaml(resolve_path(target), (*inside, path)) if is_yaml else load(target)
     layers = [read_overlay(_beside(path, overlay)) for overlay in overlays]
-    assignments = (*base.assignments, *layers, Assignments("recipe", values))
-    return base._replace(target=str(path), assignments=assignments)
+    return base._replace(target=str(path), assignments=(*base.assignments, *layers, Assignments("recipe", values)))
 
 
 def _beside(path: Path, name: str) -> str:

@@ -215,8 +215,7 @@ def _item_key(node: Node, text: str) -> str | int | None:
     if isinstance(node.value, list | tuple):
         return int(text) if text.isdecimal() and int(text) < len(node.value) else None
     types_of_value = [typing.get_origin(member) or member for member in union_members(node.annotation)]
-    is_dict = isinstance(node.value, dict) or (node.value is None and dict in types_of_value)
-    return text if is_dict else None
+    return text if isinstance(node.value, dict) or (node.value is None and dict in types_of_value) else None
 
 
 def _matches(nodes: Iterable[Node], path: str) -> list[Node]:
@@ -228,8 +227,7 @@ def _matches(nodes: Iterable[Node], path: str) -> list[Node]:
         if node.path.lower().endswith("." + wanted):
             found.setdefault((id(node.parent), node.key), node)
     own = [node for node in found.values() if not node.is_gap]
-    chosen = [node for node in own if Mark.DERIVED not in marks_of(node.annotation)]
-    return chosen or own or list(found.values())
+    return [node for node in own if Mark.DERIVED not in marks_of(node.annotation)] or own or list(found.values())
 
 
 def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:

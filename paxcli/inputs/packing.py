@@ -130,8 +130,7 @@ class PackedTokens:
         first = numbers * self.seq_len
         end = np.minimum(first + self.seq_len, self.num_tokens)
         low = np.searchsorted(self.starts, first, side="right") - 1
-        high = np.searchsorted(self.starts, end)
-        row, nth = _enumerate_counts(np.where(numbers >= 0, high - low, 0))
+        row, nth = _enumerate_counts(np.where(numbers >= 0, np.searchsorted(self.starts, end) - low, 0))
         document = low[row] + nth
         begin = np.maximum(self.starts[document], first[row])
         length = np.minimum(self.starts[document + 1], end[row]) - begin

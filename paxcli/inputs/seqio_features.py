@@ -131,8 +131,7 @@ class LanguageModelFeatures(Features):
         has_next = (shift(segments) == segments) & (segments > 0)
         names = row.keys() & {"weights", "inputs_indicator"}
         shifted = {name: tf.where(has_next, shift(row[name]), 0) for name in names}
-        last_label = tf.where(segments > 0, self.eos_id, 0)
-        labels = tf.where(has_next, shift(row["labels"]), last_label)
+        labels = tf.where(has_next, shift(row["labels"]), tf.where(segments > 0, self.eos_id, 0))
         return row | shifted | {"ids": row["labels"], "labels": labels}
 
 

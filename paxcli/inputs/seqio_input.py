@@ -263,8 +263,7 @@ class SeqIOInput(StreamInput):
         return VocabularyTokenizer(targets.vocabulary, bos_id)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        feature = "inputs" if key.startswith("source") else "targets"
-        decode = self.task.output_features.get(feature).vocabulary.decode
+        decode = self.task.output_features.get("inputs" if key.startswith("source") else "targets").vocabulary.decode
         texts = [decode([int(i) for i in row[:length]]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
         return [text if isinstance(text, str) else " ".join(map(str, text)) for text in texts]  # or the ids themselves
 

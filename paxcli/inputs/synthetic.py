@@ -81,8 +81,7 @@ class SyntheticInput(_Synthetic):
         alphabet = min(vocab_size, _ALPHABET)
         seed = _mix(numbers.astype(np.uint64) + np.uint64((self.seed * 2 + self.is_training) * _ODD % 2**64))
         column = np.arange(length)
-        cycle = np.random.RandomState(0).permutation(alphabet).astype(np.int32)
-        cycles = np.resize(cycle, alphabet + length)
+        cycles = np.resize(np.random.RandomState(0).permutation(alphabet).astype(np.int32), alphabet + length)
         walk = cycles[(seed % np.uint64(alphabet)).astype(np.int64)[:, None] + column]
         draw = _mix(_mix(seed)[:, None] + column.astype(np.uint64))
         other = ((draw & np.uint64(0xFFFF)) * np.uint64(alphabet) >> np.uint64(16)).astype(np.int32)

@@ -101,8 +101,7 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray, before: np.ndarray) -> in
 
     ends = np.flatnonzero(ids == tokenizer.eos_id) + 1
     firsts = [part[:1][part[:1] >= 0] for part in np.split(before, ends)]
-    joined = map(np.append, firsts, np.split(ids, ends))
-    return sum(map(size, joined)) - sum(map(size, firsts))
+    return sum(map(size, map(np.append, firsts, np.split(ids, ends)))) - sum(map(size, firsts))
 
 
 class TokenizerConfig(Configurable):

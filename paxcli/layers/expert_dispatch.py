@@ -62,8 +62,7 @@ def with_capacity(
     y = by_expert(hidden, experts.w_out, experts.b_out)
     y = constrain(y, "activation_expert", "activation_batch", None, "activation_embed")
     y = constrain(y.swapaxes(0, 1).reshape(batch, nowhere, dims), "activation_batch", None, "activation_embed")
-    outputs = _take_rows(y, slot).reshape(*routing.weights.shape, -1)
-    return jnp.einsum("btkd,btk->btd", outputs, routing.weights)
+    return jnp.einsum("btkd,btk->btd", _take_rows(y, slot).reshape(*routing.weights.shape, -1), routing.weights)
 
 
 def dropless(x: HiddenStates, routing: Routing, experts: Experts, act: ActivationName) -> HiddenStates:

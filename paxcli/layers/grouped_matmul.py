@@ -64,8 +64,7 @@ def megablox_matmul(
     def backward(kept: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
         x, w, sizes = kept
         dx = gmm(dy, w, sizes, x.dtype, tiling, transpose_rhs=True, interpret=interpret)
-        dw = tgmm(x.T, dy, sizes, w.dtype, tiling, num_actual_groups=len(w), interpret=interpret)
-        return dx, dw, None
+        return dx, tgmm(x.T, dy, sizes, w.dtype, tiling, num_actual_groups=len(w), interpret=interpret), None
 
     matmul.defvjp(lambda *operands: (matmul(*operands), operands), backward)
     return matmul(x, w, sizes)

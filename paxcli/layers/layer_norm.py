@@ -39,8 +39,7 @@ class LayerNorm(Norm):
         self.bias = self.zero_weight("bias", (self.dims,), ("norm",)) if self.use_bias else None
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
-        wide = x.astype(jnp.float32) if self.reductions_in_fp32 else x
-        normed = _standardize(wide, self.epsilon).astype(x.dtype)
+        normed = _standardize(x.astype(jnp.float32) if self.reductions_in_fp32 else x, self.epsilon).astype(x.dtype)
         return add_bias(multiply_by_scale(normed, self.scale if self.direct_scale else 1 + self.scale), self.bias)
 
 

@@ -20,13 +20,18 @@ For layers ported from Pax. pax's own layers are plain Flax; both kinds can cont
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import fiddle as fdl
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from paxcli.config.configurable import part
+from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Initializer
 
@@ -54,37 +59,71 @@ def sub_config_field(hparams: type[BaseHParams]) -> Any:
     return part(hparams.layer)
 
 
+def _fans(shape: Sequence[int]) -> list[int]:
+    """Fan-in and fan-out as praxis counts them: of the last two dimensions, each multiplied by all others."""
+    return [math.prod(shape[:-2]) * dim for dim in (*shape, *shape)[-2:]] or [1, 1]
+
+
+def _scaled(draw: Callable[..., jax.Array], size: Callable[[Sequence[int]], float] = lambda shape: 1.0) -> Any:
+    """A static method `scale -> initializer` that draws values and divides them by the root of a size of the shape."""
+
+    def method(scale: float = 1.0) -> Initializer:
+        return lambda key, shape, dtype=jnp.float32: scale * size(shape) ** -0.5 * draw(key, shape=shape, dtype=dtype)
+
+    return staticmethod(method)
+
+
+_normal = jax.random.normal
+_uniform = functools.partial(jax.random.uniform, minval=-1.0, maxval=1.0)
+_truncated = functools.partial(jax.random.truncated_normal, lower=-2.0, upper=2.0)
+
+
 class WeightInit:
-    """Initializers by Pax's names."""
+    """Initializers by Pax's names. Each is called with a `scale`, by default 1, that multiplies the values."""
 
-    @staticmethod
-    def Gaussian(scale: float = 1.0) -> Initializer:  # noqa: N802 - Pax's name
-        """Normal with deviation `scale`."""
-        return nn.initializers.normal(scale)
-
-    @staticmethod
-    def Constant(scale: float = 0.0) -> Initializer:  # noqa: N802 - Pax's name
-        """The constant `scale`."""
-        return nn.initializers.constant(scale)
-
-    @staticmethod
-    def Xavier(scale: float = 1.0) -> Initializer:  # noqa: N802 - Pax's name
-        """Uniform, by fan in and fan out of the last two dimensions."""
-        return nn.initializers.variance_scaling(scale**2, "fan_avg", "uniform")
+    Constant = _scaled(lambda key, shape, dtype: jnp.ones(shape, dtype))
+    Gaussian = _scaled(_normal)
+    GaussianSqrtDim = _scaled(_normal, lambda shape: shape[0])
+    GaussianSqrtFanIn = _scaled(_normal, lambda shape: _fans(shape)[0])
+    GaussianSqrtFanOut = _scaled(_normal, lambda shape: _fans(shape)[1])
+    GaussianSqrtFanAvg = _scaled(_normal, lambda shape: sum(_fans(shape)) / 2)
+    Uniform = _scaled(_uniform)
+    UniformSqrtDim = _scaled(_uniform, lambda shape: shape[0])
+    UniformSqrtFanAvg = Xavier = _scaled(_uniform, lambda shape: sum(_fans(shape)) / 6)
+    UniformUnitScaling = _scaled(_uniform, lambda shape: math.prod(shape[:-1]) / 3)
+    TruncatedGaussian = _scaled(_truncated)
+    TruncatedGaussianSqrtDim = _scaled(_truncated, lambda shape: shape[0])
+    TruncatedGaussianSqrtFanIn = _scaled(_truncated, lambda shape: _fans(shape)[0])
+    TruncatedGaussianSqrtFanOut = _scaled(_truncated, lambda shape: _fans(shape)[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightHParams:
-    """Shape and initializer of a variable; default: Xavier for matrices and 0 for vectors."""
+    """Shape and initializer of a variable; default: Xavier, as in Pax also for vectors. `dtype` can only be float32."""
 
     shape: Sequence[int]
     init: Initializer | None = None
+    dtype: Any = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and jnp.dtype(self.dtype) != jnp.float32:
+            hint = "Leave it out. The model's `fprop_dtype` is the dtype of the forward pass."
+            raise ConfigError(f"WeightHParams: dtype={jnp.dtype(self.dtype)}, but variables are float32.", hint)
 
 
 class BaseLayer(Layer):
-    """A Flax module whose fields are declared in `HParams` and whose forward pass is `fprop`."""
+    """A Flax module whose fields are declared in `HParams` and whose forward pass is `fprop`.
+
+    Fields may also be declared in the class itself, and the forward pass as `__call__`, as in newer layers of Pax.
+
+    Attributes:
+      params_init: The default initializer. A layer that declares a field of this name has another.
+      dtype: That of variables.
+    """
 
     HParams: ClassVar[type[BaseHParams]] = BaseHParams
+    params_init = staticmethod(WeightInit.Xavier())
+    dtype = jnp.float32
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         own = cls.__dict__.get("HParams")
@@ -121,8 +160,8 @@ class BaseLayer(Layer):
         shape = tuple(spec.shape)
         last = len(shape) - 1
         dims: dict[str, Any] = dict(contracts=tuple(range(last)), produces=(last,)) if last > 0 else {}
-        init = spec.init or (WeightInit.Xavier() if last > 0 else WeightInit.Constant())
-        setattr(self, _THETA + name, self.weight(name, init, shape, (None,) * len(shape), **dims))
+        weight = self.weight(name, spec.init or WeightInit.Xavier(), shape, (None,) * len(shape), **dims)
+        setattr(self, _THETA + name, weight)
 
     def create_child(self, name: str, template: Template | fdl.Buildable | nn.Module) -> None:
         """Creates a sub-layer, available as `self.<name>`. A config used twice makes one layer."""

@@ -70,8 +70,7 @@ def chunked_token_metrics(
     """
 
     def chunk_loss(params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, Any]:
-        logits = scorer.score(params, x[None])[0]
-        loss, xent, correct = token_losses(logits, labels, label_smoothing, z_loss_weight)
+        loss, xent, correct = token_losses(scorer.score(params, x[None])[0], labels, label_smoothing, z_loss_weight)
         return jnp.sum(loss * weights), (xent, correct)
 
     total, xent, correct = _sums(_Settings(chunk_loss, scorer.axes, chunk), scorer.params, x, labels, weights)

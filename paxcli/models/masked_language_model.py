@@ -71,6 +71,5 @@ class MaskedLanguageModel(TransformerLm):
 def _draws(key: jax.Array, vocab_size: int, row: Int[jax.Array, " T"]) -> tuple[jax.Array, jax.Array]:
     """For each position a number in [0, 1) and a token, both drawn from the key and the row's tokens."""
     weights = jnp.arange(1, len(row) + 1, dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
-    row_hash = jnp.sum(row.astype(jnp.uint32) * weights)
-    draw_key, token_key = jax.random.split(jax.random.fold_in(key, row_hash))
+    draw_key, token_key = jax.random.split(jax.random.fold_in(key, jnp.sum(row.astype(jnp.uint32) * weights)))
     return jax.random.uniform(draw_key, row.shape), jax.random.randint(token_key, row.shape, 0, vocab_size, row.dtype)

@@ -87,8 +87,7 @@ class CycleSchedule(Schedule):
 
     def __call__(self, step: jax.Array) -> jax.Array:
         ends = jnp.cumsum(jnp.asarray(self.steps, jnp.int32))
-        number = jnp.sum(step % ends[-1] >= ends)
-        return jnp.stack([schedule(step) for schedule in self.schedules])[number]
+        return jnp.stack([schedule(step) for schedule in self.schedules])[jnp.sum(step % ends[-1] >= ends)]
 
 
 def _check_pieces(schedule: Schedule, edges: str, pieces: str, more: int = 0) -> None:

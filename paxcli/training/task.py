@@ -203,8 +203,7 @@ class SingleTask(Configurable):
 
         The arguments are those of `Model.loss_and_metrics`.
         """
-        activations = self.summary_verbosity >= ACTIVATIONS
-        metrics, examples = self.loss_and_metrics(params, batch, key, fp8, activations)
+        metrics, examples = self.loss_and_metrics(params, batch, key, fp8, self.summary_verbosity >= ACTIVATIONS)
         loss, weight = metrics["loss"]
         return loss, (weight, metrics, examples.get("activations", {}))
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.errors import ConfigError
 from paxcli.layers.linear import Linear as OurLinear
 from paxcli.layers.pax_style import BaseHParams, BaseLayer, WeightHParams, WeightInit, sub_config_field
 
@@ -141,6 +142,71 @@ def test_our_layers_fit_in():
     )
     layer, variables = _init(config)
     assert layer.apply(variables, X).shape == (2, 2)
+
+
+# The standard deviation of values of shape [4, 60, 50], whose fans praxis counts as 240 and 200, with a scale of 2.
+STDDEVS = {
+    "Gaussian": 2,
+    "GaussianSqrtDim": 2 / 4**0.5,
+    "GaussianSqrtFanIn": 2 / 240**0.5,
+    "GaussianSqrtFanOut": 2 / 200**0.5,
+    "GaussianSqrtFanAvg": 2 / 220**0.5,
+    "Uniform": 2 / 3**0.5,
+    "UniformSqrtDim": 2 / 4**0.5 / 3**0.5,
+    "UniformSqrtFanAvg": 2 / 220**0.5,
+    "UniformUnitScaling": 2 / 240**0.5,
+    "Xavier": 2 / 220**0.5,
+    "TruncatedGaussian": 2 * 0.8796,  # that of a normal distribution within 2 standard deviations
+    "TruncatedGaussianSqrtDim": 2 * 0.8796 / 4**0.5,
+    "TruncatedGaussianSqrtFanIn": 2 * 0.8796 / 240**0.5,
+    "TruncatedGaussianSqrtFanOut": 2 * 0.8796 / 200**0.5,
+}
+
+
+@pytest.mark.parametrize("name", STDDEVS)
+def test_initializers_are_those_of_praxis(name):
+    init = getattr(WeightInit, name)(2.0)
+    values = np.asarray(init(jax.random.key(1), (4, 60, 50)))
+    np.testing.assert_allclose([values.mean(), values.std()], [0, STDDEVS[name]], rtol=0.02, atol=0.03 * STDDEVS[name])
+    if "Gaussian" not in name:
+        np.testing.assert_allclose(np.abs(values).max(), STDDEVS[name] * 3**0.5, rtol=1e-3)
+    elif "Truncated" in name:
+        assert np.abs(values).max() <= 2 * STDDEVS[name] / 0.8796
+
+
+def test_defaults_of_initializers_are_those_of_praxis():
+    np.testing.assert_array_equal(WeightInit.Constant()(None, (3,)), 1)
+    assert WeightInit.Xavier()(jax.random.key(0), ()).shape == ()
+    values = np.abs(WeightInit.Xavier()(jax.random.key(0), (600,)))
+    np.testing.assert_allclose(values.max(), (6 / 1200) ** 0.5, rtol=0.01)
+
+
+class NewStyle(BaseLayer):
+    """As Pax's notebook of layers writes one."""
+
+    input_dims: int = 0
+    output_dims: int = 0
+
+    def setup(self):
+        shape = [self.input_dims, self.output_dims]
+        self.create_variable("w", WeightHParams(shape=shape, init=self.params_init, dtype=self.dtype))
+        self.create_variable("b", WeightHParams(shape=[self.output_dims]))
+
+    def __call__(self, x):
+        return jnp.matmul(x, self.theta.w) + self.theta.b
+
+
+def test_fields_may_be_those_of_the_class():
+    layer, variables = _init(fdl.Config(NewStyle, name="ffn", input_dims=3, output_dims=400))
+    w, b = (variables["params"][name] for name in "wb")
+    np.testing.assert_allclose(layer.apply(variables, X), X @ w + b, rtol=1e-6)
+    limits = [(6 / 403) ** 0.5, (6 / 800) ** 0.5]
+    np.testing.assert_allclose([np.abs(w).max(), np.abs(b).max()], limits, rtol=0.01)
+
+
+def test_variables_are_float32():
+    with pytest.raises(ConfigError, match="dtype=bfloat16"):
+        WeightHParams(shape=[3], dtype=jnp.bfloat16)
 
 
 def test_hparams_must_be_hparams():

@@ -238,8 +238,7 @@ class Attention(SelfAttention):
         shape, axes = (self.model_dims, heads, dims), ("embed", axis, "head_dim")
         matmul: dict[str, Any] = dict(contracts=(0,), produces=(1, 2), factored=True)
         w = self.weight(name, self.params_init, shape, axes, fused=fused, group=group, factor=start, **matmul)
-        bias = self.zero_weight(f"{name}_bias", shape[1:], axes[1:], group=bias_group) if self.use_bias else None
-        return w, bias
+        return w, self.zero_weight(f"{name}_bias", shape[1:], axes[1:], group=bias_group) if self.use_bias else None
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _queries(self, x: jax.Array) -> jax.Array:

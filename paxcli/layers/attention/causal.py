@@ -44,8 +44,7 @@ def _forward(query, key, value, segment_ids, logit_cap, window):
     for start, end in _blocks(query.shape[2], window):
         seen = slice(0 if window is None else max(0, start + 1 - window), end)
         logits = soft_cap(_rows_by_rows(query[:, :, start:end], key[:, :, seen]), logit_cap)
-        visible = _visible(segment_ids, slice(start, end), seen, window)
-        logits = jnp.where(visible, logits, _MASKED)
+        logits = jnp.where(_visible(segment_ids, slice(start, end), seen, window), logits, _MASKED)
         maximum = jnp.max(logits, axis=-1, keepdims=True)
         weights = jnp.exp(logits - maximum)
         total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -102,8 +101,7 @@ def _blocks(length: int, window: int | None) -> list[tuple[int, int]]:
     least = {_MOST_BLOCKS: _LEAST_BLOCK, 2: _LEAST_BLOCK}
     if window is not None:
         least |= dict.fromkeys(_WINDOWED_BLOCKS, max(window, _LEAST_BLOCK))
-    count = max((n for n, size in least.items() if length % n == 0 and length // n >= size), default=1)
-    size = length // count
+    size = length // max((n for n, size in least.items() if length % n == 0 and length // n >= size), default=1)
     return [(start, start + size) for start in range(0, length, size)]
 
 

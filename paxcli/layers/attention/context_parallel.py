@@ -25,8 +25,7 @@ def _balanced_chunks(num_devices: int) -> Int[np.ndarray, "2 n"]:
 
 def balanced_positions(length: int, num_devices: int) -> Int[np.ndarray, " T"]:
     """The positions whose queries the devices compute: first those of device 0, last those of device n - 1."""
-    chunks = np.arange(length, dtype=np.int32).reshape(2 * num_devices, -1)
-    return chunks[_balanced_chunks(num_devices).T].reshape(-1)
+    return np.arange(length, dtype=np.int32).reshape(2 * num_devices, -1)[_balanced_chunks(num_devices).T].reshape(-1)
 
 
 def exchange_chunks(x: jax.Array, mesh_axes: Sequence[str], axis: int, back: bool = False) -> jax.Array:

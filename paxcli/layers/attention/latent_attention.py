@@ -151,5 +151,4 @@ class LatentAttention(SelfAttention):
     def _latents(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Normed latents [B, 1, T, R] and rotated keys [B, 1, T, Hr]."""
         latent = self.kv_norm(jnp.einsum("btd,dr->btr", x, self.latent))
-        key = self.rotate(jnp.einsum("btd,dr->btr", x, self.rotary_key)[:, None], positions)
-        return latent[:, None], key
+        return latent[:, None], self.rotate(jnp.einsum("btd,dr->btr", x, self.rotary_key)[:, None], positions)

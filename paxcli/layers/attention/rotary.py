@@ -44,8 +44,7 @@ class Rotary(Layer):
         if current_device().platform == "tpu":
             return _rotate_by_matmul(x, sin, cos)
         first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
-        rotated = [first * cos - second * sin, second * cos + first * sin, rest]
-        return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1).astype(x.dtype)
 
 
 def _rotate_by_matmul(x: Float[jax.Array, "B N T H"], sin: jax.Array, cos: jax.Array) -> Float[jax.Array, "B N T H"]:
@@ -55,8 +54,7 @@ def _rotate_by_matmul(x: Float[jax.Array, "B N T H"], sin: jax.Array, cos: jax.A
     matrix has one 1 in each column, so the product is exact.
     """
     half, dims = sin.shape[-1], x.shape[-1]
-    swapped = jnp.array([*range(half, 2 * half), *range(half), *range(2 * half, dims)])
-    swap = jnp.eye(dims, dtype=x.dtype)[:, swapped]
+    swap = jnp.eye(dims, dtype=x.dtype)[:, jnp.array([*range(half, 2 * half), *range(half), *range(2 * half, dims)])]
     # Remat policies save matmuls without a batch dimension; so this one has a batch dimension, of size 1.
     other = jnp.einsum("zbnth,zhk->zbntk", x[None], swap[None], precision=jax.lax.Precision.HIGHEST)[0]
     still = ((0, 0),) * 3 + ((0, dims - 2 * half),)

@@ -97,8 +97,7 @@ def _block_sizes(length: int, shards: int, is_balanced: bool, dims: int, itemsiz
     most = min(1024 if dims <= _LANES and itemsize <= 2 else 512, length // 2)
     queries, size = _largest_block(length // shards // (1 + is_balanced), most), _largest_block(length, most)
     sizes = dict(block_q=queries, block_kv=size, block_q_dkv=queries, block_kv_dkv=size)
-    partial_sums = next(sums for sums in range(_MOST_PARTIAL_SUMS * shards, 0, -1) if length // size % sums == 0)
-    keys = length // partial_sums
+    keys = length // next(sums for sums in range(_MOST_PARTIAL_SUMS * shards, 0, -1) if length // size % sums == 0)
     if keys == size:
         return {**sizes, "use_fused_bwd_kernel": True}
     if keys * max(dims, _LANES) * itemsize <= _MOST_KEY_BYTES:
