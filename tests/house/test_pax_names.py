@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import pathlib
@@ -19,6 +20,7 @@ from paxcli.cli.main import app
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "coming-from-pax.md").read_text()
 CODE = re.compile(r"`([^`\n]+)`")
+DEFAULT = re.compile(r"`(\w+)\.(\w+)` = (.+)")
 PACKAGES = ("config", "layers", "optim", "inputs", "models", "checkpoint", "training", "mesh", "nested_map")
 
 # The flags that paxml's main.py defines, and the classes and functions that its README and its documentation name.
@@ -99,6 +101,18 @@ def test_names_of_ours_exist():
 
 def test_each_row_has_a_place_or_a_reason():
     assert [row for row in rows() if len(row) != 3 or not (row[1] or row[2])] == []
+
+
+def default_of(part: str, name: str) -> str:
+    field = next(field for field in dataclasses.fields(PARTS[part]) if field.name == name)
+    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+    return value.func.__name__ if isinstance(value, functools.partial) else str(value)
+
+
+def test_defaults_of_ours_are_those_of_the_page():
+    found = [match.groups() for row in rows() if (match := DEFAULT.fullmatch(row[1]))]
+    assert len(found) > 30
+    assert [(default_of(*names), value) for *names, value in found if default_of(*names) != value] == []
 
 
 def test_every_name_that_pax_documents_has_a_row():
