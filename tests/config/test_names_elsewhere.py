@@ -14,12 +14,13 @@ from paxcli.config.resolve import resolve
 from paxcli.config.tree import walk
 from paxcli.errors import ConfigError
 from paxcli.layers.moe_feed_forward import MoeFeedForward
+from paxcli.layers.positions import LearnedPositions
 from paxcli.optim.adamw import AdamW
 
 FILE = pathlib.Path(paxcli.config.__path__[0]) / "data" / "names_elsewhere.yaml"
 # Together they have every field that the file names.
 RECIPES = ("tiny", "llama-1b", "c4-1b")
-PARTS = (MoeFeedForward, AdamW)
+PARTS = (MoeFeedForward, LearnedPositions, AdamW)
 
 
 def test_the_file_names_fields_of_recipes_and_each_foreign_name_once() -> None:
@@ -40,6 +41,10 @@ def test_the_file_names_fields_of_recipes_and_each_foreign_name_once() -> None:
         "max_steps": "num_train_steps",
         "per_device_train_batch_size": "percore_batch_size",
         "max_grad_norm": "clip_gradient_norm_to_value",
+        "CHECKPOINT_EVERY_N_STEPS": "save_interval_steps",
+        "CHECKPOINT_POLICY": "remat_policy",
+        "SOFTMAX_CAP_LOGITS": "logit_cap",
+        "LR_COS_WARMUP": "warmup_steps",
     }.items(),
 )
 def test_the_name_of_another_tool_is_answered_with_the_field(name: str, field: str) -> None:
