@@ -68,17 +68,24 @@ def _assign(node: Node, item: str | int | None, value: Any, given: Any) -> list[
         else:
             typed = _fit(_with_item(node.value, item, given), _type(node), node)
     check_range(node.path, typed, node.annotation)
-    if isinstance(node.parent, fdl.Buildable):
-        setattr(node.parent, str(node.key), typed)
-    else:
-        node.parent[node.key] = typed
+    _store(node, typed)
     held = class_of(typed) if isinstance(typed, fdl.Buildable) and isinstance(given, str) else None
     fields = typed.__arguments__ if held is not None and given not in choices(held) else ()
     return [name, *(f"{name}.{field}" for field in fields)]
 
 
+def _store(node: Node, value: Any) -> None:
+    if isinstance(node.parent, fdl.Buildable):
+        setattr(node.parent, str(node.key), value)
+    else:
+        node.parent[node.key] = value
+
+
 def check_types(config: fdl.Buildable) -> None:
-    """Raises a ConfigError for a value, set in Python, that its field does not take."""
+    """Raises a ConfigError for a value, set in Python, that its field does not take.
+
+    A text that `assign` converts, such as the name of a class or one text in place of a list, is replaced as there.
+    """
     for node in walk(config):
         kinds = {type(node.value), node.declared[0] if node.declared else None}
         if kinds == {fdl.Config, fdl.Partial} and class_of(node.value):
@@ -89,9 +96,10 @@ def check_types(config: fdl.Buildable) -> None:
             is_config, part = isinstance(value, fdl.Buildable), class_of(value)
             right = "partial" if node.declared and node.declared[0] is fdl.Partial else "config"
             hint = f"Make it by `{part.__name__}.{right}(…)`." if part and not is_config else None
-            shown = part or (fdl.get_callable(value) if is_config else value)
-            with _explain_mismatch(node.path, shown, hint):
-                _fit(value, _type(node), node)
+            with _explain_mismatch(node.path, part or (fdl.get_callable(value) if is_config else value), hint):
+                fitted = _fit(value, _type(node), node)
+            if isinstance(value, str) and fitted != value:
+                _store(node, fitted)
 
 
 @contextlib.contextmanager

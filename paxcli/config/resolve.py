@@ -74,11 +74,11 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
     set_paths: list[str] = []
     for assignments in (*loaded.assignments, *layers):
         set_paths = _apply(config, assignments, sources)
+    check_types(config)
     nodes = walk(config)
     # Required fields without a value, which would make the build fail.
     if missing := [node.path for node in nodes if node.value is fdl.NO_VALUE and not node.in_template]:
         raise ConfigError(f"{loaded.name}: `{missing[0]}` has no value.", f"Give it one: `--set {missing[0]}=…`.")
-    check_types(config)
     return Resolved(
         name=loaded.name,
         pax_name=loaded.pax_name,

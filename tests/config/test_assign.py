@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxcli.config.assign import Text, assign, split_assignment
+from paxcli.config.assign import Text, assign, check_types, split_assignment
 from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.tree import find
@@ -17,6 +17,17 @@ from paxcli.errors import ConfigError
 from paxcli.optim.curves import LinearSchedule
 from paxcli.optim.schedules import NoamSchedule
 from paxcli.training.learner import Learner
+
+
+def test_texts_set_in_python_are_those_of_set() -> None:
+    texts = {"bprop_variable_inclusion": "embedding", "learning_rate": "1e-3", "optimizer": "Adam"}
+    in_python, by_set = load("tiny").config, load("tiny").config
+    for name, text in texts.items():
+        setattr(in_python.task.train.learner, name, text)
+        assign(by_set, f"task.train.learner.{name}", Text(text))
+    check_types(in_python)
+    assert in_python == by_set
+    assert in_python.task.train.learner.bprop_variable_inclusion == ("embedding",)
 
 
 @pytest.mark.parametrize(("name", "cls"), [("Linear", LinearSchedule), ("Transformer", NoamSchedule)])
