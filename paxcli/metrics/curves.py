@@ -100,9 +100,8 @@ def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None
     for run in runs:
         if not (curves := series(run, metric)):
             raise DataError(f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave it out.")
-        steps = [step for curve in curves for step in curve.steps]
         values = [value for curve in curves for value in finite(curve.values)]
-        smallest = {"x": min(steps), "y": min(values)}
+        smallest = {"x": min(curve.steps[0] for curve in curves), "y": min(values)}
         for axis in log:
             if smallest[axis] <= 0:
                 hint = "Leave out `--log`, or plot another metric."

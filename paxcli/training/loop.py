@@ -353,9 +353,12 @@ def train(
             run.last_step = warm_start.first_step(run.num_train_steps)  # an error is found before the step is compiled
         if make_sampler and session.experiment.sample_prompts:
             run.sample = make_sampler(session, run_dir, run.last_step)
-        if policy.on_corrupt == "previous" and run.end_reason():  # a finished run would read no checkpoint
-            run.last_step = run.store.restore_newest(session.abstract, report.message)[0]
+        if run.end_reason() and (policy.on_corrupt == "previous" or run.last_step not in run.store.steps()):
+            # A finished run would read no checkpoint. One of the local tier is copied to the run directory.
+            run.last_step, *saved = run.store.restore_newest(session.abstract, report.message)
+            run.store.save(run.last_step, *saved, force=True, recipe=run.recipe)
         if (reason := run.end_reason()) and not run.is_eval_missing(run.last_step):
+            run.store.close()
             report.message(f"{run_dir.path} is finished: {reason}.")
             return run_summary(run_dir, run.last_step, 0.0) if is_first else None
         session.experiment.train_input.check_data()
@@ -417,7 +420,7 @@ def resume_step(
 ) -> tuple[int | None, bool]:
     """The step that training would resume at, None = it would start a new run; and whether it is finished.
 
-    A run that was stopped in its last evaluation is not. Writes nothing.
+    A run that was stopped in its last evaluation is not, or whose last checkpoint is a local one. Writes nothing.
 
     Raises:
       ConfigError: The run in the directory refuses the recipe or its start, or another process writes there.
@@ -426,12 +429,12 @@ def resume_step(
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
     run_dir.check_start(warm_start is not None or run_dir.has_checkpoints())
-    local = local_steps(run_dir.checkpoints, config.checkpoint.local_directory)
-    step = max([*CheckpointStore(run_dir.checkpoints).steps(), *local], default=None)
+    own = CheckpointStore(run_dir.checkpoints).steps()
+    step = max([*own, *local_steps(run_dir.checkpoints, config.checkpoint.local_directory)], default=None)
     done, train, lines = step or 0, config.task.train, list(read_lines(run_dir.path / FILE_NAME, sample=True))
     early = fdl.build(config.task.early_stopping_fn).reason(lines, done) is not None
     missing = _due_splits(train, fdl.build(config.eval_inputs), done) - _logged_splits(lines, done) if lines else ()
-    return step, (early or done >= train.num_train_steps) and not missing
+    return step, (early or done >= train.num_train_steps) and not missing and done in own
 
 
 def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:

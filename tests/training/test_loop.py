@@ -322,6 +322,27 @@ def test_a_dry_run_counts_local_steps_only_with_a_local_tier(tmp_path: pathlib.P
     assert "at step 4" in train(tmp_path / "a", 8, save_interval_steps=4).lines[0]
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_run_that_ends_with_a_local_checkpoint_has_it_in_its_directory(
+    tmp_path: pathlib.Path, evaluates: bool
+) -> None:
+    """It was finished, and its own last checkpoint, which evaluation and export read, was an earlier one."""
+    each = {"save_interval_steps": 4, "local_save_interval_steps": 1, "local_directory": str(tmp_path / "local")}
+    each |= _CONTINUED if evaluates else {}
+    train(tmp_path / "straight", 8, save_interval_steps=1, **(_CONTINUED if evaluates else {}))
+    with pytest.raises(_Killed):
+        train(tmp_path / "a", 8, Killer(7, False), **each)
+    recipe = small_recipe(8, **each)
+    last, _ = resume_step(recipe.config, recipe.yaml(), RunDir(tmp_path / "a"))
+    assert last is not None and last > 4
+    recipe = small_recipe(last, **each)
+    assert resume_step(recipe.config, recipe.yaml(), RunDir(tmp_path / "a"), allow_changed=True) == (last, False)
+    train(tmp_path / "a", last, **each)
+    assert pax.Run(tmp_path / "a").steps == [4, last] and not any((tmp_path / "local").rglob("shards.npz"))
+    train(tmp_path / "a", 8, **each)  # from the same position of the data
+    assert losses(tmp_path / "a") == losses(tmp_path / "straight")
+
+
 def test_every_line_of_an_interrupted_run_is_that_of_an_uninterrupted_one(tmp_path: pathlib.Path) -> None:
     """Killed before and after an evaluation, at steps with and without a checkpoint."""
     each = {**_CONTINUED, "steps": 6, "eval_interval_steps": 2, "save_interval_steps": 2}
