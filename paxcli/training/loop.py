@@ -457,8 +457,8 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
 
 
 def run_summary(run_dir: RunDir, steps: int, seconds: float) -> dict[str, Any]:
-    """A run's summary, from its last logged metrics. `seconds`: what this start of it took."""
-    last = {line["split"]: line for line in read_lines(run_dir.path / FILE_NAME, sample=True)}
+    """A run's summary, from its last logged metrics up to step `steps`. `seconds`: what this start of it took."""
+    last = {line["split"]: line for line in read_lines(run_dir.path / FILE_NAME, sample=True) if line["step"] <= steps}
     train = last.pop(TRAIN, {})
     values = {name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu", "goodput")}
     lines = {split.removeprefix("eval/"): line for split, line in last.items()}

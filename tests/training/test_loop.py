@@ -69,6 +69,16 @@ def test_a_finished_run_has_the_result_of_its_last_start(tmp_path: pathlib.Path)
     assert first is not None and first["seconds"] > 0 and again == first | {"seconds": 0.0}
 
 
+def test_the_result_of_a_run_that_ends_earlier_than_it_was_killed_is_of_its_last_step(tmp_path: pathlib.Path) -> None:
+    """It had the loss of a lost step."""
+    with pytest.raises(_Killed):
+        train(tmp_path, 8, Killer(4, False), save_interval_steps=2)
+    last = max(pax.Run(tmp_path).steps)
+    assert max(losses(tmp_path)) > last
+    result = pax.train(small_recipe(last, save_interval_steps=2), tmp_path, allow_changed=True).result
+    assert result is not None and (result["steps"], result["loss"]) == (last, losses(tmp_path)[last])
+
+
 def losses_of(run_dir: pathlib.Path, **sets: Any) -> dict[int, float]:
     train(run_dir, **sets)
     return losses(run_dir)
