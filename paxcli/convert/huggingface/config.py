@@ -245,8 +245,7 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
         given["attention_factor"] = factor / divisor
     if "chunks" in traits and c["use_qk_norm"] and "attention_factor" in fields:
         given["attention_factor"] = 1.0  # transformers normalizes what it has rotated, which cancels any factor
-    whole = ("original_max_seq_len", "truncate")
-    numbers = {field: x if field in whole else float(x) for field, x in given.items()}
+    numbers = {field: x if field in ("original_max_seq_len", "truncate") else float(x) for field, x in given.items()}
     return values | {"scaling": {"": _SCALINGS[kind]["class"], **numbers}}
 
 
@@ -280,8 +279,7 @@ def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: st
       ConfigError: No family computes what this model computes; names the fields that differ.
     """
     if carried is not None and not differing_fields(config, carried):
-        key = "torch_dtype" if "torch_dtype" in carried else "dtype"
-        return {**carried, key: dtype}
+        return {**carried, ("torch_dtype" if "torch_dtype" in carried else "dtype"): dtype}
     found = _new_config(config.task.model) | {"torch_dtype": dtype}
     if differences := differing_fields(config, found):
         nearest, listed = found["architectures"][0], "; ".join(differences[:5])

@@ -46,5 +46,5 @@ def generation_json(config: fdl.Config[Experiment], carried: Mapping[str, Any]) 
     if {table[key]: x for key, x in now.items()} == decoding_values(carried)[0]:
         return None
     kept = {key: value for key, value in carried.items() if key not in table}
-    all_ids = {"top_k": 0} if decoding.temperature > 0 else {}  # else transformers samples from 50
-    return kept | all_ids | now | {"do_sample": decoding.temperature > 0}
+    # Without `top_k`, transformers samples from 50 ids.
+    return kept | ({"top_k": 0} if decoding.temperature > 0 else {}) | now | {"do_sample": decoding.temperature > 0}

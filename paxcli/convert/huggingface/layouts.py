@@ -172,14 +172,13 @@ def _gpt2_rules(model: fdl.Config) -> tuple[Rule, ...]:
     thirds = (dims, dims, dims)
     rule = functools.partial(layer_rule, "transformer.h")
     qkv = [f"attention.{name}" for name in _QKV]
-    biases = [f"{name}_bias" for name in qkv]
     return (
         Rule("transformer.wte.weight", "embedding.table"),
         Rule("transformer.wpe.weight", "position.table"),
         Rule("transformer.ln_f.weight", "final_norm.scale", shift=_shift("gpt2", model.final_norm)),
         Rule("transformer.ln_f.bias", "final_norm.bias"),
         rule("attn.c_attn.weight", qkv, split(1, *thirds), reshape((dims, dims), (dims, *shape))),
-        rule("attn.c_attn.bias", biases, split(0, *thirds), reshape((dims,), shape)),
+        rule("attn.c_attn.bias", [f"{name}_bias" for name in qkv], split(0, *thirds), reshape((dims,), shape)),
         rule("attn.c_proj.weight", "attention.post", reshape((dims, dims), (*shape, dims))),
         *_named_rules("gpt2", model, rule),
     )

@@ -105,8 +105,7 @@ def describe(
     if check and sizes["flops_per_step"]:
         tflops = sizes["flops_per_step"] / sizes["num_devices"] / 1e12
         result["tflops_per_device"] = tflops
-        difference = tflops / theirs.total - 1
-        counted = f"{tflops:,.2f} TFLOPs per step and device, {difference:+.2%} of MaxText's formula"
+        counted = f"{tflops:,.2f} TFLOPs per step and device, {tflops / theirs.total - 1:+.2%} of MaxText's formula"
         text += f"\n\nChecked: pax counts {counted}."
     return result | {"report": text}
 

@@ -11,12 +11,16 @@ from paxcli.convert.maxtext.shell_words import Word
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One `key=value`, with its line, and the variables and commands that its value is missing."""
+    """One `key=value`, with its line, and the variables and commands that its value is missing.
+
+    `in_config`: whether it is from a `.yml`, whose keys those of a model override.
+    """
 
     key: str
     value: str
     line: int
     missing: frozenset[str] = frozenset()
+    in_config: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +67,8 @@ class Launch:
             text = word.text
             key, equals, value = text.partition("=")
             if equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
-                quoted = re.findall(r"\$[({].*[)}]", value)  # what a shell would have expanded, quoted in a string
-                self.pairs.append(Pair(key, value, line, word.missing | {*quoted}))
+                # Besides, what a shell would have expanded, quoted in a string.
+                self.pairs.append(Pair(key, value, line, word.missing | {*re.findall(r"\$[({].*[)}]", value)}))
             elif text.endswith((".yml", ".yaml")) and not equals:
                 self.config = text
             elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after.text and "=" not in after.text:
@@ -150,6 +154,5 @@ def options_of(words: Sequence[Word]) -> dict[str, Word]:
     for word, after in zip(words, [*words[1:], Word()], strict=True):
         if word.text.startswith("--"):
             name, equals, value = word.text[2:].partition("=")
-            found = word.slice(len(word.text) - len(value)) if equals else after
-            options[name.lower().replace("_", "-")] = found
+            options[name.lower().replace("_", "-")] = word.slice(len(word.text) - len(value)) if equals else after
     return options

@@ -225,8 +225,7 @@ def _set_feed_forward(draft: Conversion, path: str, has_experts: bool) -> None:
     names = settings["mlp_activations"]
     plain = next(name for name in names if name != "linear")
     draft.set(path, "MoeFeedForward" if has_experts else "FeedForward", "num_experts")
-    activation = facts.get("activation", "silu" if plain == "swish" else plain)
-    draft.set(f"{path}.activation", activation, "mlp_activations")
+    draft.set(f"{path}.activation", facts.get("activation", "silu" if plain == "swish" else plain), "mlp_activations")
     if not has_experts:
         draft.set(f"{path}.gated", len(names) == 2, "mlp_activations")
         return draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")

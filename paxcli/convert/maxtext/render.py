@@ -114,8 +114,7 @@ def _from(row: Row) -> str:
     value = _cell(row.value)
     scaled = f", scaled to {_cell(row.scaled)}" if row.scaled != row.value else ""
     where = f"line {row.line}" if row.line is not None else f"MaxText's {row.origin}"
-    text = f"{row.maxtext}={value}{scaled}, {where}" if row.maxtext != "(fixed)" else "fixed in MaxText"
-    return printable(text)
+    return printable(f"{row.maxtext}={value}{scaled}, {where}" if row.maxtext != "(fixed)" else "fixed in MaxText")
 
 
 def _cell(value: Any) -> str:

@@ -76,8 +76,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     Raises:
       ConfigError: A value cannot be read, or the model has no such name.
     """
-    known = tables.known_keys()
-    understood = any(pair.key in known or tables.drop_reason(pair.key) for pair in launch.pairs)
+    understood = any(pair.key in tables.known_keys() or tables.drop_reason(pair.key) for pair in launch.pairs)
     if (launch.pairs or launch.diagnostics) and not understood and not launch.overrides:
         names = [pair.key for pair in launch.pairs] or [found.text for found in launch.diagnostics]
         hint = "Set the script's variables with `--arg NAME=…`, or give its keys: `model_name=… steps=…`."
@@ -150,6 +149,13 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
             settings.undecided.append(_needs(pair, f"it is left as `{pair.value}`" if pair.value else "it is left out"))
         value = parse_value(pair)
         if value is None:
+            continue
+        if pair.in_config and pair.key in model:
+            if value not in (model[pair.key], tables.default(pair.key, settings.date)):
+                settings.warnings.append(
+                    f"Line {pair.line}: {pair.key}={pair.value} has no effect: model {settings.model_name} overrides "
+                    f"the keys of a .yml. Give it on the command line, with override_model_config=true."
+                )
             continue
         if pair.key in model and model[pair.key] != value and not overrides:
             settings.warnings.append(

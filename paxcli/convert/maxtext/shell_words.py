@@ -137,8 +137,7 @@ def join(words: Iterable[Word]) -> Word:
     text, gaps = "", []
     for word in words:
         if len(text) + len(word.text) > _MAX_TEXT:
-            names = {gap.name for gap in gaps} | word.missing | {"a text that is too long"}
-            return Word.unknown(text, names)
+            return Word.unknown(text, {gap.name for gap in gaps} | word.missing | {"a text that is too long"})
         gaps += [Gap(len(text) + gap.start, len(text) + gap.end, gap.name) for gap in word.gaps]
         text += word.text
     return Word(text, tuple(gaps))
@@ -200,8 +199,7 @@ def _expansion(node: Node, text: str, variables: Variables, depth: int) -> Word:
         return _arithmetic(node, text, variables, depth)
     if node.type == "expansion":
         return _parameter(node, text, variables, depth)
-    is_date = text.strip("`$(").split()[:1] == ["date"]
-    return Word(DATE) if is_date else _unknown(text)
+    return Word(DATE) if text.strip("`$(").split()[:1] == ["date"] else _unknown(text)
 
 
 def value_of(name: str, variables: Variables) -> Word:

@@ -34,9 +34,8 @@ def sizes_of(settings: Settings) -> Sizes:
     """
     heads, emb, layers = _factors(settings)
     moe = settings["base_moe_mlp_dim"]
-    pairs = 2 if settings["decoder_block"] == "gemma2" else 1
     sizes = Sizes(
-        layers=settings["base_num_decoder_layers"] * layers * pairs,
+        layers=settings["base_num_decoder_layers"] * layers * (2 if settings["decoder_block"] == "gemma2" else 1),
         emb=settings["base_emb_dim"] * emb,
         mlp=settings["base_mlp_dim"] * heads,
         heads=settings["base_num_query_heads"] * heads,

@@ -82,8 +82,7 @@ def _set_schedule(draft: Conversion, steps: int) -> None:
         return draft.set(f"{_SCHEDULE}.warmup_steps", settings["warmup_steps"], "warmup_steps")
     length = settings["learning_rate_schedule_steps"]
     length = length if length > 0 else steps
-    warmup = int(length * settings["warmup_steps_fraction"])
-    return _set_cosine(draft, warmup, length, steps)
+    return _set_cosine(draft, int(length * settings["warmup_steps_fraction"]), length, steps)
 
 
 def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None:

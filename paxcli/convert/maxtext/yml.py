@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, Pair
 from paxcli.errors import ConfigError
 
@@ -75,6 +76,8 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
     if (beside := find_beside(path, base.value)) is not None:
         given = {pair.key for pair in rest}
         below = _read_with_base(read_text(beside), beside, (*inside, path.resolve()), reports)
+        if beside.name == BASE:  # has every key, most of which a recipe does not depend on
+            below = [pair for pair in below if pair.key in tables.timelines() or pair.key in tables.aliases()]
         return [pair for pair in below if pair.key not in given] + rest
     if base.value.rpartition("/")[2] != BASE:
         reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))
@@ -89,12 +92,11 @@ def _pairs(text: str, path: Path) -> list[Pair]:
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path} is not a mapping of keys to values.", "Write one `key: value` on each line.")
     named = [(key, value) for key, value in root.value if isinstance(key, yaml.ScalarNode)]
-    return [Pair(str(key.value), _value(value), key.start_mark.line + 1) for key, value in named]
+    return [Pair(str(key.value), _value(value), key.start_mark.line + 1, in_config=True) for key, value in named]
 
 
 def _value(node: yaml.Node) -> str:
     """A value as on a command line."""
     if isinstance(node, yaml.ScalarNode):
         return "null" if node.tag.endswith(":null") else node.value
-    items = node.value if isinstance(node, yaml.SequenceNode) else []
-    return f"[{','.join(map(_value, items))}]"
+    return f"[{','.join(map(_value, node.value if isinstance(node, yaml.SequenceNode) else []))}]"

@@ -91,6 +91,22 @@ def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
     assert converted.values["task.model.max_seq_len"] == 64
 
 
+@pytest.mark.parametrize("names_config", [False, True])
+def test_a_model_overrides_a_config_but_not_the_command_line(tmp_path: pathlib.Path, names_config: bool) -> None:
+    (tmp_path / "base.yml").write_text("base_emb_dim: 2048\nvocab_size: 77\nnever_heard: 1\nlog_period: 7\n")
+    (tmp_path / "mine.yml").write_text("base_config: base.yml\nmodel_name: llama2-7b\nbase_mlp_dim: 64\nsteps: 5\n")
+    command = "python3 -m MaxText.train mine.yml base_num_decoder_layers=2 override_model_config=true\n"
+    (tmp_path / "run.sh").write_text(command)
+    settings = settings_of(read_file(tmp_path / ("run.sh" if names_config else "mine.yml")).launches[0])
+    assert (settings["base_emb_dim"], settings["vocab_size"], settings["base_mlp_dim"]) == (4096, 32000, 11008)
+    assert (settings["steps"], settings["log_period"]) == (5, 7)
+    assert settings["base_num_decoder_layers"] == (2 if names_config else 32)
+    warned = [text.split(" has no effect: model llama2-7b overrides")[0] for text in settings.warnings]
+    lines = (1, 1) if names_config else (2, 3)
+    assert warned == [f"Line {lines[0]}: vocab_size=77", f"Line {lines[1]}: base_mlp_dim=64"]
+    assert not settings.dropped
+
+
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
