@@ -11,7 +11,8 @@ from paxcli.errors import ConfigError
 
 _IN_FILE = re.compile(r"(?:^|[^a-z0-9])(?:([0-9]{1,3})x)?(v4|v5e|v5p|v6e|tpu7x)[-_]([0-9]{1,6})(?![0-9])")
 _PLAIN_AXES = {"data": ("data",), "fsdp": ("fsdp", "fsdp_transpose"), "tensor": ("tensor",)}
-_AXES = _PLAIN_AXES | {"stage": ("pipeline",), "context": ("context", "sequence"), "expert": ("expert",)}
+_SEQUENCE = ("context", "context_usp_ulysses", "sequence")
+_AXES = _PLAIN_AXES | {"stage": ("pipeline",), "context": _SEQUENCE, "expert": ("expert",)}
 
 
 def devices_of(name: str) -> int:

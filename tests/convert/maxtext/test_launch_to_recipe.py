@@ -149,6 +149,8 @@ def test_meshes() -> None:
     assert auto.values["mesh.ici_mesh_shape"] == [1, 16, 16] and auto.values["mesh.dcn_mesh_shape"] == [2, 1, 1]
     named = of_keys(ici_fsdp_parallelism=4, ici_expert_parallelism=2, ici_context_parallelism=2)
     assert named.values["mesh.ici_mesh_shape"] == {"fsdp": 4, "context": 2, "expert": 2}
+    both = of_keys(ici_fsdp_parallelism=4, ici_context_parallelism=2, ici_context_usp_ulysses_parallelism=3)
+    assert both.values["mesh.ici_mesh_shape"] == {"fsdp": 4, "context": 6} and both.num_devices == 24
     assert of_keys().values["mesh.ici_mesh_shape"] is None and "--topology" in of_keys().settings.undecided[0]
     with pytest.raises(ConfigError, match="make 8, but there are 4"):
         of_keys(topology="v4-8", ici_fsdp_parallelism=8)

@@ -119,6 +119,12 @@ def test_a_model_overrides_a_config_but_not_the_command_line(tmp_path: pathlib.P
         ("python3 -m MaxText.train base.yml model_name=llama2-7b use_dpo=true dpo.algo=orpo", "dpo_algo=orpo"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=0.5", "--topology"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_fsdp_parallelism=-1", "--slices"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_diloco_parallelism=2", "pax lacks DiLoCo"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b moba=true", "pax lacks mixture of block attention"),
+        (
+            "python3 -m MaxText.train base.yml model_name=llama2-7b training_objective=block_diffusion",
+            "pax lacks diffusion over blocks of tokens",
+        ),
         ("python3 -m MaxText.train base.yml model_name=llama2-8b", "Pax's tables have no model `llama2-8b`"),
         ("python3 -m MaxText.train sweeps/mine.yml", "`mine.yml`: this config was not found"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b remat_policy=fulll", "Did you mean `full`?"),
