@@ -85,7 +85,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     pairs = _rename_keys(launch.pairs, dropped)
     name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"
     warnings = [f"Line {found.line}: `{found.text}`: {found.reason}." for found in launch.diagnostics]
-    model = _model(name, warnings)
+    model = _model(name.removesuffix("-Instruct"), warnings)
     settings = Settings({}, era_of(launch, {*model, *(pair.key for pair in pairs)}, date), name, dropped, warnings)
     if settings.era.open_keys:
         settings.undecided.append(

@@ -91,6 +91,12 @@ def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
     assert converted.values["task.model.max_seq_len"] == 64
 
 
+def test_an_instruct_model_has_the_sizes_of_its_base() -> None:
+    """MaxText's names in its tutorials of fine-tuning; the files are those without the ending."""
+    (launch,) = read_source(["model_name=llama3.1-8b-Instruct"]).launches
+    assert settings_of(launch)["base_mlp_dim"] == 14336
+
+
 @pytest.mark.parametrize("names_config", [False, True])
 def test_a_model_overrides_a_config_but_not_the_command_line(tmp_path: pathlib.Path, names_config: bool) -> None:
     (tmp_path / "base.yml").write_text("base_emb_dim: 2048\nvocab_size: 77\nnever_heard: 1\nlog_period: 7\n")
