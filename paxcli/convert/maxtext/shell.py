@@ -27,7 +27,11 @@ OpenScript = Callable[[str], str | None]
 
 _QUIET = ("echo", "printf", ":", "true", "sleep", "date", "cd", "popd", "pushd")
 _RUNS_SCRIPT = ("bash", "sh")
-_NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}
+NO_TRAINING = "not a training command"
+_POST_TRAINING = {
+    "rl": "reinforcement learning, which pax does not do",
+    "post-train": "post-training, for which pax has the overlays `sft`, `lora` and `dpo`; convert it with `--model`",
+}
 # `KEY=VALUE` of each argument, or `export "$@"`.
 _TAKES_ARGUMENTS = re.compile(r"""\$\{?KEY\}?["']?=["']?\$\{?VALUE|(export|declare|local)\s+["']?\$[@{\w]""")
 _QUOTED_NAME = re.compile(r"""\b((?:export|declare|local|readonly)\s+)(["'])([A-Za-z_]\w*=)""")
@@ -414,7 +418,7 @@ class _Evaluator:
         if kind == "wrapper":
             return self._wrapper(node, words[used:])
         if kind != "train":
-            return self.found.others.append(Diagnostic(line, name, _NOT_TRAINING.get(kind, "not a training command")))
+            return self.found.others.append(Diagnostic(line, name, _POST_TRAINING.get(kind, NO_TRAINING)))
         if error := _syntax_error(node):
             hint = "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`."
             raise ConfigError(f"Line {self._line(error)}: the training command is not valid shell syntax.", hint)

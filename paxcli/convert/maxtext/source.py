@@ -10,7 +10,7 @@ from pathlib import Path
 from paxcli.convert.maxtext.benchmark_file import read_benchmarks
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.manifest import commands_in_manifest
-from paxcli.convert.maxtext.shell import read_script
+from paxcli.convert.maxtext.shell import NO_TRAINING, read_script
 from paxcli.convert.maxtext.shell_words import Word
 from paxcli.convert.maxtext.yml import BASE, find_beside, read_text, read_yml
 from paxcli.errors import ConfigError
@@ -104,7 +104,7 @@ def _read_config(launch: Launch, path: Path) -> None:
 
 def _other_contents(file: LaunchFile) -> str:
     if file.others:
-        other = file.others[0]
+        other = min(file.others, key=lambda found: found.reason == NO_TRAINING)
         return f"Line {other.line} runs {other.text}: {other.reason}."
     if file.skipped:
         first = min(file.skipped, key=lambda found: "python" not in found.text)

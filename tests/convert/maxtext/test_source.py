@@ -117,6 +117,10 @@ def test_a_model_overrides_a_config_but_not_the_command_line(tmp_path: pathlib.P
     ("command", "reason"),
     [
         ("python3 -m maxtext.trainers.post_train.rl.train_rl rl.yml model_name=llama2-7b", "reinforcement learning"),
+        (
+            "python3 -m pip install -e .\npython3 -m maxtext.trainers.post_train.sft.train_sft model_name=llama2-7b",
+            "Line 2 runs maxtext.trainers.post_train.sft.train_sft: post-training, for which pax has the overlays",
+        ),
         ("python3 src/MaxText/rl/train_rl.py rl.yml model_name=llama2-7b", "reinforcement learning"),
         (
             "python3 -m MaxText.train base.yml model_name=llama2-7b use_sft=true",
