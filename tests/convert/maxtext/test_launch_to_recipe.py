@@ -474,6 +474,18 @@ def test_a_comment_with_a_version_is_no_rate() -> None:
     assert "TFLOP/s per device, counted by" in report(convert(launch, "a.sh", date=datetime.date(2026, 1, 1)))
 
 
+def test_keys_of_data_and_evaluation_name_the_field_to_set() -> None:
+    keys = {"dataset_type": "grain", "grain_train_files": "x", "tokenizer_path": "y", "eval_steps": 2, "num_epoch": 3}
+    why = {found.key: found.why for found in of_keys(**keys, logits_via_embedding="true").settings.dropped}
+    fields = {
+        "grain_train_files": "TextInput",
+        "tokenizer_path": "tokenizer=hf:",
+        "eval_steps": "eval_loop_num_batches",
+    }
+    assert all(field in why[key] for key, field in fields.items()) and "repeats" in why["num_epoch"]
+    assert "logits_via_embedding" not in why
+
+
 @pytest.mark.parametrize(("value", "factor"), [("true", None), ("false", 1.0)])
 def test_the_attention_scaling_of_yarn_is_not_reported_as_dropped(value: str, factor: float | None) -> None:
     converted = of_keys(rope_type="yarn", rope_attention_scaling=value, dataset_type="synthetic")
