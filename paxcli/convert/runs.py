@@ -151,8 +151,8 @@ def arrays_per_parameter(state: Mapping[str, ArrayType]) -> dict[str, tuple[Kind
             continue
         part = next((part for part in _PER_PARAMETER if f".{part}." in name), "")
         parameter = name.partition(f".{part}.")[2]
-        both_moments = name.replace(".mu.", ".nu.", 1) in state  # Lion has one
-        if not (part and both_moments and f"params.{parameter}" in state):
+        # Lion has one moment, `mu`.
+        if not (part and name.replace(".mu.", ".nu.", 1) in state and f"params.{parameter}" in state):
             problem = f"The recipe's optimizer keeps `{name}`, which the optimizers of other formats do not."
             raise ConfigError(problem, "Supported are AdamW, Adam, and Sgd without momentum.")
         found[name] = (_PER_PARAMETER[part], parameter)

@@ -124,8 +124,7 @@ def _latent_rules(family: str, model: fdl.Config, latent: fdl.Partial, rule: Cal
     content = size - latent.rotary_dims
     values = latent.value_dims_per_head or content
     apart = split(2, content, latent.rotary_dims)
-    in_halves = (apart, deinterleave(1), apart.inverse)
-    query = (*_to_heads(latent.query_latent_dims or dims, heads, size), *in_halves)
+    query = (*_to_heads(latent.query_latent_dims or dims, heads, size), apart, deinterleave(1), apart.inverse)
     name = "q_proj" if latent.query_latent_dims is None else "q_b_proj"
     down = (*_TRANSPOSED, split(1, latent.latent_dims, latent.rotary_dims), deinterleave(1))
     up = (*_to_heads(latent.latent_dims, heads, content + values), split(2, content, values))

@@ -27,6 +27,9 @@ def read_yml(text: str, path: Path) -> Launch:
     launch.pairs = _read_with_base(text, path, (), launch.diagnostics)
     if not launch.pairs:
         raise ConfigError(f"{path} sets no key.", "A MaxText config has lines such as `steps: 10`.")
+    # The file of a model, whose name decides about parts of it that have no key.
+    if path.stem in tables.models() and all(pair.key != "model_name" for pair in launch.pairs):
+        launch.pairs.insert(0, Pair("model_name", path.stem, 1))
     return launch
 
 
@@ -92,7 +95,8 @@ def _pairs(text: str, path: Path) -> list[Pair]:
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path} is not a mapping of keys to values.", "Write one `key: value` on each line.")
     named = [(key, value) for key, value in root.value if isinstance(key, yaml.ScalarNode)]
-    return [Pair(str(key.value), _value(value), key.start_mark.line + 1, in_config=True) for key, value in named]
+    own = path.stem in tables.models()  # the keys of a model override those of other configs
+    return [Pair(str(key.value), _value(value), key.start_mark.line + 1, in_config=not own) for key, value in named]
 
 
 def _value(node: yaml.Node) -> str:

@@ -97,6 +97,15 @@ def test_an_instruct_model_has_the_sizes_of_its_base() -> None:
     assert settings_of(launch)["base_mlp_dim"] == 14336
 
 
+def test_the_file_of_a_model_is_that_model_with_its_own_keys(tmp_path: pathlib.Path) -> None:
+    """MaxText decides by the name, not by a key, that Llama 3.1's RoPE is scaled."""
+    (tmp_path / "llama3.1-8b.yml").write_text("base_num_decoder_layers: 2\nrope_max_timescale: 500_000\n")
+    (launch,) = read_source([str(tmp_path / "llama3.1-8b.yml")]).launches
+    values = convert(launch, "llama3.1-8b.yml").values
+    assert values["task.model.stack.block.attention.rotary.scaling"] == "Llama31Scaling"
+    assert values["task.model.num_layers"] == 2 and values["task.model.hidden_dims"] == 14336
+
+
 @pytest.mark.parametrize("names_config", [False, True])
 def test_a_model_overrides_a_config_but_not_the_command_line(tmp_path: pathlib.Path, names_config: bool) -> None:
     (tmp_path / "base.yml").write_text("base_emb_dim: 2048\nvocab_size: 77\nnever_heard: 1\nlog_period: 7\n")
