@@ -495,7 +495,6 @@ def _comment_after(node: Node) -> str:
     while node.parent is not None and node.parent.type in ("redirected_statement", "list", "subshell"):
         node = node.parent
     script = node.parent or node
-    after = (script.text or b"")[node.end_byte - script.start_byte :].decode("utf-8", "replace")
-    comments = _COMMENTS.match(after)
+    comments = _COMMENTS.match((script.text or b"")[node.end_byte - script.start_byte :].decode("utf-8", "replace"))
     lines = (line.strip("# \t\r") for line in comments[0].splitlines()) if comments else ()
     return " ".join(filter(None, lines))
