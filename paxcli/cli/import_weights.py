@@ -70,7 +70,7 @@ def import_weights(
 
 def import_once(
     source: str, run_dir: str, recipe: str | None, overlays: Words, sets: Words, dry_run: bool, as_json: bool
-) -> str | None:
+) -> pax.Recipe:
     """Imports `hf:DIR` into a run that has no checkpoint, in a process of its own: this one's devices are for training.
 
     Args:
@@ -80,10 +80,11 @@ def import_once(
       overlays: Those of the training; what does not fit the recipe is found before the import.
       sets: The same.
       dry_run: Whether only to print what would happen.
-      as_json: Whether to print that, or a failure, as JSON.
+      as_json: Whether to print a failure as JSON.
 
     Returns:
-      The recipe that the import wrote, without what training changed in it; None after a dry run that would import.
+      The recipe to train: `recipe`, or the one that the import wrote, or would write, without what training changed in
+      it; with the overlays and sets.
 
     Raises:
       ConfigError: The run began with other weights, or an overlay or value does not fit the recipe.
@@ -100,33 +101,32 @@ def import_once(
         if began not in (name, os.path.abspath(name)):
             hint = f"`pax train {shlex.quote(run_dir)}` resumes it; to start a new run, give another `--run-dir`."
             raise ConfigError(f"The run {run_dir} began with {began}, not with {name}.", hint)
-        return str(first) if first.exists() else run_dir
+        return load_recipe(recipe or (str(first) if first.exists() else run_dir), overlays, sets)
     command = [sys.executable, "-m", "paxcli", "import", name, "--format", "hf", "--out", run_dir]
     if recipe is not None:
         command += ["--recipe", recipe, *retype_changes(overlays, sets)]
-    elif overlays or sets:
-        _check_changes(name, run_dir, overlays, sets)
+    loaded = _recipe_of(name, overlays, sets) if recipe is None else load_recipe(recipe, overlays, sets)
+    loaded.validate()
     command += [*(["--dry-run"] if dry_run else []), *(["--json"] if as_json else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode < 0:
         raise MissingError(f"The import was killed by signal {-done.returncode}.", "Memory may have run out.")
-    is_result = as_json if done.returncode else dry_run and recipe is None
     summary = f"{'Would import' if dry_run else 'Imported'} {name} into {run_dir}.\n"
-    text = summary if as_json and not is_result else done.stdout  # one JSON object is printed: that of the training
-    print(text, end="", file=sys.stdout if is_result else sys.stderr)
+    text = summary if as_json and not done.returncode else done.stdout  # one JSON object is printed
+    print(text, end="", file=sys.stdout if as_json and done.returncode else sys.stderr)
     if done.returncode:
         raise typer.Exit(done.returncode)
-    return None if dry_run else run_dir
+    return loaded if dry_run or recipe is not None else load_recipe(run_dir, overlays, sets)
 
 
-def _check_changes(source: str, run_dir: str, overlays: Words, sets: Words) -> None:
-    """Raises a ConfigError for what does not fit the recipe that an import would make."""
+def _recipe_of(source: str, overlays: Words, sets: Words) -> pax.Recipe:
+    """The recipe that an import would make, with the tokenizer of the source."""
     from paxcli.convert.huggingface.weights import recipe_of
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        file.write(recipe_of(source, run_dir))
+        file.write(recipe_of(source))
         file.flush()
-        load_recipe(file.name, overlays, sets)
+        return load_recipe(file.name, overlays, sets)
 
 
 def _text(done: ImportedWeights, dry_run: bool) -> str:

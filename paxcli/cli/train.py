@@ -94,18 +94,16 @@ def train(
             problem = f"The run starts from the weights of {recipe}, with a new optimizer state."
             raise ConfigError(problem, "Leave out `--from` and `--with-optimizer`.")
         run_dir = run_dir or default_run_dir(Path(recipe.removeprefix(HF)).resolve().name)
-        if (imported := import_once(recipe, run_dir, None, overlays, sets, dry_run, as_json)) is None:
-            return
-        recipe = imported
+        loaded = import_once(recipe, run_dir, None, overlays, sets, dry_run, as_json)
     elif source is not None and source.startswith(HF):
         if with_optimizer:
             raise ConfigError("Weights of Hugging Face have no optimizer state.", "Leave out `--with-optimizer`.")
         run_dir = run_dir or default_run_dir(load_recipe(recipe, overlays, sets).name)
-        import_once(source, run_dir, recipe, overlays, sets, dry_run, as_json)
+        loaded = import_once(source, run_dir, recipe, overlays, sets, dry_run, as_json)
         source = None
-    if run_dir is None and is_run_dir(recipe):
-        run_dir = recipe
-    loaded = load_recipe(recipe, overlays, sets)
+    else:
+        run_dir = recipe if run_dir is None and is_run_dir(recipe) else run_dir
+        loaded = load_recipe(recipe, overlays, sets)
     if dry_run:
         from paxcli.training.start_from import warm_start_from
 

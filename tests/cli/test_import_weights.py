@@ -76,7 +76,13 @@ def test_a_directory_of_hugging_face_is_no_recipe(tmp_path: pathlib.Path, capsys
 def test_training_starts_from_hugging_face_without_a_separate_step(pax, tmp_path: pathlib.Path):
     write_directory(tmp_path / "model", "llama31")
     would = pax("train", "hf:model", *set_options(), "--dry-run")
-    assert would.returncode == 0 and "Would import" in would.stdout, would.stderr
+    assert would.returncode == 0 and "Would import" in would.stderr, would.stderr
+    assert would.stdout.startswith("Would start.") and "steps: 2" in would.stdout
+    described = json.loads(pax("train", "hf:model", *set_options(), "--dry-run", "--json").stdout)
+    assert described["would"] == "start" and described["run_dir"] == "runs/model"
+    files = ["--set", "train_input=TextInput", "--set", "train_input.files=[none.bin]"]
+    no_data = pax("train", "hf:model", *files, "--dry-run")
+    assert no_data.returncode == 5 and "There is no file none.bin" in no_data.stderr
     assert not (tmp_path / "runs").exists()
     for _ in range(2):  # the second time resumes, and imports nothing
         done = pax("train", "hf:model", *set_options(), "--json")
@@ -101,7 +107,8 @@ def test_training_starts_from_hugging_face_without_a_separate_step(pax, tmp_path
 @pytest.mark.slow
 def test_weights_in_place_of_a_recipe_are_checked_before_and_after_their_import(pax, tmp_path: pathlib.Path):
     write_directory(tmp_path / "model", "llama31")
-    for words in (["--set", "num_layer=1"], ["--set", "num_layer=1", "--dry-run"], ["--overlay", "none-such"]):
+    misspelt, no_data = ["--set", "num_layer=1"], ["--set", "train_input=TextInput"]
+    for words in (misspelt, [*misspelt, "--dry-run"], ["--overlay", "none-such"], no_data):
         wrong = pax("train", "hf:model", *words, "--json")  # found before the import, which may take long
         assert json.loads(wrong.stdout)["error"]["exit_code"] == wrong.returncode == 2, wrong.stderr
     for words in (["--from", "runs/a"], ["--with-optimizer"]):

@@ -111,8 +111,10 @@ def import_huggingface(
     return dataclasses.replace(done, not_imported=not_imported, left_out=left_out)
 
 
-def recipe_of(source: PathLike, run_dir: PathLike) -> str:
-    """The recipe that an import would make, as YAML, without values for decoding. Reads no weights, starts no devices.
+def recipe_of(source: PathLike) -> str:
+    """The recipe that an import would make, as YAML, with the source's tokenizer and without values for decoding.
+
+    Reads no weights, starts no devices.
 
     Raises:
       DataError: A file is missing or damaged.
@@ -122,7 +124,7 @@ def recipe_of(source: PathLike, run_dir: PathLike) -> str:
     """
     folder = resolve_path(find_model(source))
     family, found = text_decoder(read_json(folder / CONFIG))
-    return _new_recipe(folder, found, family, resolve_path(run_dir) / ORIGIN, {})[2]
+    return _new_recipe(folder, found, family, folder, {})[2]
 
 
 def _new_recipe(folder: Path, found: dict[str, Any], family: str, target: Path, decoding: dict[str, Any]) -> Recipe:
