@@ -74,8 +74,9 @@ def find_entry(target: str) -> RecipeEntry:
         return _entry_in_file(Path(path), function)
     by_name = {name: entry for entry in find_recipes().values() for name in (entry.name, entry.pax_name) if name}
     entry = by_name.get(recipe_name(target)) or by_name.get(target.rpartition(".")[2])
-    if entry is None and (resolve_path(target) / "config.json").is_file():
-        hint = f"It is a Hugging Face directory: `pax import {target} --out RUN_DIR`, or `pax train hf:{target}`."
+    weights = target.removeprefix("hf:")
+    if entry is None and (weights != target or (resolve_path(target) / "config.json").is_file()):
+        hint = f"It is a Hugging Face model: `pax import {weights} --out RUN_DIR`, or `pax train hf:{weights}`."
         raise ConfigError(f"`{target}` is not a recipe.", hint)
     if entry is None:
         hint = did_you_mean(target, by_name) or "`pax recipes ls` lists them; a file is `./mine.py:my_recipe`."

@@ -248,10 +248,9 @@ def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:
 
 def _suggestion(path: str, nodes: Iterable[Node]) -> str:
     paths = [node.path for node in nodes if node.inherits_from is None]
-    if (field := field_of(path.rpartition(".")[2])) and any(p.endswith(f".{field}") for p in paths):
+    if (field := field_of(path.rpartition(".")[2])) and any(f".{p}".endswith(f".{field}") for p in paths):
         return f"Did you mean `{field}`?"
-    length = path.count(".") + 1
-    for wanted, parts in ((path, length), (path.rpartition(".")[2], 1)):
+    for wanted, parts in ((path, path.count(".") + 1), (path.rpartition(".")[2], 1)):
         if hint := did_you_mean(wanted, dict.fromkeys(".".join(p.split(".")[-parts:]) for p in paths)):
             return hint
     return "`pax recipes show` lists the fields of a recipe."

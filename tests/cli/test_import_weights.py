@@ -65,11 +65,12 @@ def set_options(*more: str) -> list[str]:
     return [word for value in (*SMALL, "percore_batch_size=null", *more) for word in ("--set", value)]
 
 
-def test_a_directory_of_hugging_face_is_no_recipe(tmp_path: pathlib.Path, capsys):
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+def test_a_model_of_hugging_face_is_no_recipe(prefix: str, tmp_path: pathlib.Path, capsys):
     source = write_directory(tmp_path / "hf", "llama2")
     for words in (["recipes", "show"], ["eval"], ["decode"]):
-        assert run(app, [*words, str(source)]) in (2, 5)
-        assert f"It is a Hugging Face directory: `pax import {source} --out RUN_DIR`" in capsys.readouterr().err
+        assert run(app, [*words, f"{prefix}{source}"]) in (2, 5)
+        assert f"It is a Hugging Face model: `pax import {source} --out RUN_DIR`" in capsys.readouterr().err
 
 
 @pytest.mark.slow
