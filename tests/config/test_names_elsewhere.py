@@ -13,14 +13,17 @@ from paxcli.config.names_elsewhere import field_of
 from paxcli.config.resolve import resolve
 from paxcli.config.tree import walk
 from paxcli.errors import ConfigError
+from paxcli.inputs.text import TextInput
+from paxcli.layers.lora import Lora
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.positions import LearnedPositions
+from paxcli.models.beam_search import BeamSearch
 from paxcli.optim.adamw import AdamW
 
 FILE = pathlib.Path(paxcli.config.__path__[0]) / "data" / "names_elsewhere.yaml"
 # Together they have every field that the file names.
 RECIPES = ("tiny", "llama-1b", "c4-1b")
-PARTS = (MoeFeedForward, LearnedPositions, AdamW)
+PARTS = (MoeFeedForward, LearnedPositions, AdamW, Lora, BeamSearch, TextInput)
 
 
 def test_the_file_names_fields_of_recipes_and_each_foreign_name_once() -> None:
@@ -40,6 +43,8 @@ def test_the_file_names_fields_of_recipes_and_each_foreign_name_once() -> None:
         "hidden_size": "model_dims",
         "max_steps": "num_train_steps",
         "per_device_train_batch_size": "percore_batch_size",
+        "report_to": "writers",
+        "tokenizer_dir": "tokenizer",
         "max_grad_norm": "clip_gradient_norm_to_value",
         "CHECKPOINT_EVERY_N_STEPS": "save_interval_steps",
         "CHECKPOINT_POLICY": "remat_policy",
