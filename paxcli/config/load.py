@@ -149,8 +149,7 @@ def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
     of_runs = [recipe for recipe in (*inside, path) if recipe.name == RUN_RECIPE]
     if of_runs and target.partition(":")[0].endswith(".py"):
         require_consent(of_runs[0], target)
-    is_yaml = Path(target).suffix in YAML_SUFFIXES
-    base = _load_yaml(resolve_path(target), (*inside, path)) if is_yaml else load(target)
+    base = _load_yaml(resolve_path(target), (*inside, path)) if Path(target).suffix in YAML_SUFFIXES else load(target)
     layers = [read_overlay(_beside(path, overlay)) for overlay in overlays]
     return base._replace(target=str(path), assignments=(*base.assignments, *layers, Assignments("recipe", values)))
 

@@ -158,8 +158,7 @@ class SeqIOInput(StreamInput):
         with translate_errors(self.name):
             rows = self.feature_converter(self.examples(epoch), task_feature_lengths=self.lengths)
             rows = rows.take(self.eval_num_examples or -1).skip(row)
-            batches = rows.batch(size).prefetch(load("tensorflow").data.AUTOTUNE)
-            for arrays in batches.as_numpy_iterator():
+            for arrays in rows.batch(size).prefetch(load("tensorflow").data.AUTOTUNE).as_numpy_iterator():
                 batch = NestedMap(jax.tree.map(self._to_device_dtype, arrays))
                 count = num_rows(batch)
                 if not self.is_training:

@@ -63,8 +63,7 @@ class DecoderBlock(TransformerBlock):
         normed = as_matmul_input(self.cross_attention_norm(x))
         read, keys = self._cross_attention(normed, segment_ids, source, source_segment_ids, keys)
         x = x + self.cross_attention_post_norm(read)
-        x = x + self._feed(self.feed_forward_norm(x), segment_ids)
-        return x, None if own is None else DecoderCache(own, keys)
+        return x + self._feed(self.feed_forward_norm(x), segment_ids), None if own is None else DecoderCache(own, keys)
 
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, _ = shape

@@ -54,6 +54,5 @@ class TokenPredictor(Layer):
           segment_ids: Those of `x`.
           segment_pos: Likewise.
         """
-        joined = jnp.concatenate([self._embedding_norm(embedded), self._hidden_norm(x)], axis=-1)
-        joined = as_matmul_input(joined.astype(x.dtype))
-        return self._stack(self._projection(joined), None, segment_ids, segment_pos)[0]
+        joined = jnp.concatenate([self._embedding_norm(embedded), self._hidden_norm(x)], axis=-1).astype(x.dtype)
+        return self._stack(self._projection(as_matmul_input(joined)), None, segment_ids, segment_pos)[0]

@@ -74,8 +74,7 @@ def chunked_token_metrics(
         return jnp.sum(loss * weights), (xent, correct)
 
     total, xent, correct = _sums(_Settings(chunk_loss, scorer.axes, chunk), scorer.params, x, labels, weights)
-    mean = total / (jnp.sum(weights) + 1e-6)
-    return means_over_tokens(mean, xent, correct, weights, label_smoothing, z_loss_weight)
+    return means_over_tokens(total / (jnp.sum(weights) + 1e-6), xent, correct, weights, label_smoothing, z_loss_weight)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

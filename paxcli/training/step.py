@@ -88,8 +88,7 @@ def _gradients(
     """
     if num_microbatches == 1:
         new_fp8, activations, grads, metrics, _ = of_slice(batch)
-        values = {name: value for name, (value, _) in metrics.items()}
-        return grads, new_fp8, values, metrics["loss"][1], activations
+        return grads, new_fp8, {name: value for name, (value, _) in metrics.items()}, metrics["loss"][1], activations
 
     def add(total, rows):
         largest, activations, *total = total
