@@ -269,8 +269,7 @@ def fill_pax(layout: Layout, tensors: Source, params: Mapping[str, np.ndarray], 
     have tensors of their own.
     """
     for rule in layout.rules:
-        count = len(layout.layers(rule.names("pax")[0], "pax").slots)
-        for number in range(count):
+        for number in range(len(layout.layers(rule.names("pax")[0], "pax").slots)):
             arrays = [layout.layers(name, "foreign").read(tensors, name, [number]) for name in rule.names("foreign")]
             for name, x in zip(rule.names("pax"), rule.to_pax(arrays, kind), strict=True):
                 layout.layers(name, "pax").write(params, name, number, x[0])

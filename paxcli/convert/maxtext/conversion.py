@@ -85,7 +85,7 @@ class Conversion:
         for path in (f"{at}.{field}" for field in fields):
             key, *off = tables.recipe_keys()[re.sub(r"stack\.(turns\.[0-9]+|first)", "stack.block", path)]
             value = self.settings[key]
-            self.set(path, None if off and value <= 0 else value, key)
+            self.set(path, None if off and value <= type(value)() else value, key)
 
     def set(self, path: str, value: Any, *keys: str, scaled: Any = None) -> None:
         """Sets the value of a path, with the keys that it comes from; no keys = fixed in MaxText's code."""
@@ -102,6 +102,14 @@ class Conversion:
         names = ", ".join(key.lstrip("_") for key, _ in found if key in keys) or "(fixed)"
         after = shown if scaled is None else scaled
         self.rows.append(Row(names, shown, after, path, value, lines[0] if lines else None, origin))
+
+    def ask(self, text: str) -> None:
+        """Reports what the user has to decide."""
+        self.settings.undecided.append(text)
+
+    def approximate(self, text: str) -> None:
+        """Reports what the recipe computes approximately as the launch does."""
+        self.approximated.append(text)
 
     def drop(self, key: str, why: str) -> None:
         """Reports a key of the launch that the recipe has no value for."""

@@ -59,4 +59,4 @@ def _note_differences(draft: Conversion) -> None:
     for key, note in tables.approximations().items():
         excepted = any(settings[other] in values for other, values in note.get("unless", {}).items())
         if settings[key] not in note["exact"] and not excepted:
-            draft.approximated.append(f"{key}={settings[key]}: {note['text']}.")
+            draft.approximate(f"{key}={settings[key]}: {note['text']}.")

@@ -44,8 +44,7 @@ def _set_layers(draft: Conversion) -> None:
     draft.set(_STACK, "PatternedStack", "decoder_block")
     draft.set(f"{_STACK}.scan", scan and layers % len(kinds) == 0, "scan_layers")
     if scan and layers % len(kinds):
-        note = f"scan_layers: {layers} layers are not a multiple of {len(kinds)}, so they are unrolled."
-        draft.approximated.append(note)
+        draft.approximate(f"scan_layers: {layers} layers are not a multiple of {len(kinds)}, so they are unrolled.")
     draft.set(f"{_STACK}.turns", [layer] * len(kinds), "decoder_block")
     for turn, traits in enumerate(kinds):
         _set_block(draft, f"{_STACK}.turns.{turn}", traits)
@@ -254,8 +253,6 @@ def _set_router(draft: Conversion, path: str, fields: Mapping[str, str]) -> None
 def _note_differences(draft: Conversion) -> None:
     settings, scaled_queries = draft.settings, tables.day_of("scaled_latent_queries")
     if settings["quantization"] and not _is_fp8(settings):
-        note = f"quantization={settings['quantization']}: pax computes matmuls in {settings['dtype']}."
-        draft.approximated.append(note)
+        draft.approximate(f"quantization={settings['quantization']}: pax computes matmuls in {settings['dtype']}.")
     if settings["decoder_block"] == "deepseek" and settings.date < scaled_queries:
-        note = f"decoder_block=deepseek: as since {scaled_queries}; before, MaxText scaled queries otherwise."
-        draft.approximated.append(note)
+        draft.approximate(f"decoder_block=deepseek: as since {scaled_queries}; earlier ones scaled queries otherwise.")

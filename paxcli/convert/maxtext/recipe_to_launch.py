@@ -221,10 +221,5 @@ def _vocab_tiles(tokens: int, chunk: Any) -> int | None:
 
 
 def _data(values: Mapping[str, Any]) -> dict[str, Any]:
-    if values.get("train_input") == "C4Input":
-        return {
-            "dataset_type": "tfds",
-            "dataset_path": values.get("train_input.c4.path"),
-            "tokenizer_path": values.get("train_input.c4.tokenizer_path"),
-        }
-    return {"dataset_type": "synthetic", "use_dpo": values.get("task.model.dpo") is not None}
+    kind = "tfds" if values.get("train_input") == "C4Input" else "synthetic"
+    return {"dataset_type": kind, "use_dpo": values.get("task.model.dpo") is not None}

@@ -40,7 +40,7 @@ def set_remat(draft: Conversion) -> None:
             found = dict.fromkeys(tensors[name] for name in names if tensors)
             draft.set(f"{_STACK}.{field}", list(names), *(found or ["remat_policy"]))
     if differs:
-        draft.approximated.append(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
+        draft.approximate(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
     for key in dict.fromkeys(key for fused in (True, False) for key in _tensors(fused, fused).values()):
         if key not in keys:
             draft.drop(key, "MaxText ignores it here")

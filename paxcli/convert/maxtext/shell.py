@@ -496,5 +496,4 @@ def _comment_after(node: Node) -> str:
         node = node.parent
     script = node.parent or node
     comments = _COMMENTS.match((script.text or b"")[node.end_byte - script.start_byte :].decode("utf-8", "replace"))
-    lines = (line.strip("# \t\r") for line in comments[0].splitlines()) if comments else ()
-    return " ".join(filter(None, lines))
+    return " ".join(filter(None, (line.strip("# \t\r") for line in comments[0].splitlines()))) if comments else ""

@@ -302,8 +302,7 @@ def _integer(node: Node, variables: Variables) -> int:
         case "unary_expression" if source(node.children[0]) == "-":
             return -_integer(operand[0], variables)
         case "binary_expression" if source(node.children[1]) in _BINARY:
-            apply = _BINARY[source(node.children[1])]
-            return apply(_integer(operand[0], variables), _integer(operand[-1], variables))
+            return _BINARY[source(node.children[1])](*(_integer(operand[end], variables) for end in (0, -1)))
     raise ValueError(source(node))
 
 

@@ -40,8 +40,7 @@ def topology_of(draft: Conversion, given: str | None, slices: int | None) -> Top
         except ConfigError:
             if given:
                 raise
-            note = f"The devices: pax does not know `{name}`, from {source}; give `--topology`."
-            draft.settings.undecided.append(note)
+            draft.ask(f"The devices: pax does not know `{name}`, from {source}; give `--topology`.")
     if match := _IN_FILE.search(draft.name.lower()):
         name = f"{match[2]}-{match[3]}"
         return Topology(devices_of(name), count or int(match[1] or 1) or 1, f"{name}, from the file name")
@@ -59,7 +58,7 @@ def set_mesh(draft: Conversion) -> None:
     one_slice = topology.slices == 1 and topology.devices is not None
     dcn = dict.fromkeys(_AXES, 1) if one_slice else _group(draft, "dcn", topology.slices)
     if ici is None:
-        draft.settings.undecided.append(
+        draft.ask(
             "The mesh: an axis is -1, all remaining devices, and their number is unknown. All devices are used for "
             "`data`; give `--topology v4-128`, and `--slices` if there are several."
         )
@@ -68,8 +67,7 @@ def set_mesh(draft: Conversion) -> None:
     if dcn is None:
         dcn = dict.fromkeys(_AXES, 1)
         if any(draft.settings.is_set(key) for key in _keys("dcn")):
-            note = "The slices: a DCN axis is -1, and the number of slices is unknown. One is assumed; give `--slices`."
-            draft.settings.undecided.append(note)
+            draft.ask("The slices: a DCN axis is -1, and their number is unknown. One is assumed; give `--slices`.")
     draft.set("mesh.ici_mesh_shape", _shape(ici), *_keys_to_show(draft, "ici"))
     draft.set("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_keys_to_show(draft, "dcn"))
     draft.num_devices = math.prod(ici.values()) * math.prod(dcn.values())

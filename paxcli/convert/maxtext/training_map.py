@@ -14,6 +14,9 @@ _LEARNER = f"{_TRAIN}.learner"
 _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
 _GPT3_ROWS = 1536
+_FILES = {"hf": ("hf_train_files", "hf_path"), "grain": ("grain_train_files", "grain_file_type")}  # and their format
+_FORMATS = {"json": "jsonl", "parquet": "parquet", "arrayrecord": "arrayrecord"}
+_TOKENIZERS = {"sentencepiece": "SentencePiece", "tiktoken": "Tiktoken", "huggingface": "HuggingFace"}
 
 
 def set_training(draft: Conversion) -> None:
@@ -69,19 +72,16 @@ def _set_schedule(draft: Conversion, steps: int) -> None:
     settings, batch = draft.settings, draft.global_batch
     era, new_parser = settings.era, tables.day_of("new_parser")
     if settings.model_name == "gpt3-175b" and not era.is_given and era.first < new_parser <= era.last:
-        note = f"The date: before {new_parser} MaxText's code fixed the schedule of gpt3-175b; give `--date`."
-        draft.settings.undecided.append(note)
+        draft.ask(f"The date: before {new_parser} MaxText's code fixed the schedule of gpt3-175b; give `--date`.")
     if settings.model_name == "gpt3-175b" and settings.date < new_parser:
         if batch is not None:
             return _set_gpt3_schedule(draft, batch, steps)
-        note = "The schedule: MaxText derives that of gpt3-175b from the global batch; give `--topology`."
-        draft.settings.undecided.append(note)
+        draft.ask("The schedule: MaxText derives that of gpt3-175b from the global batch; give `--topology`.")
     draft.copy(_LEARNER, "learning_rate")
     if settings["lr_schedule_type"] == "rsqrt":
         draft.set(_SCHEDULE, "LinearRampupSqrtDecay")
         return draft.set(f"{_SCHEDULE}.warmup_steps", settings["warmup_steps"], "warmup_steps")
-    length = settings["learning_rate_schedule_steps"]
-    length = length if length > 0 else steps
+    length = settings["learning_rate_schedule_steps"] if settings["learning_rate_schedule_steps"] > 0 else steps
     return _set_cosine(draft, int(length * settings["warmup_steps_fraction"]), length, steps)
 
 
@@ -125,34 +125,50 @@ def _set_optimizer(draft: Conversion) -> None:
     if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
         draft.copy(_OPTIMIZER, "mu_dtype")
     elif settings["mu_dtype"] not in ("", "float32"):
-        draft.approximated.append(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
+        draft.approximate(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
     draft.set(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
 
 
 def _set_data(draft: Conversion) -> None:
-    settings = draft.settings
-    kind = settings["dataset_type"]
+    settings, kind = draft.settings, draft.settings["dataset_type"]
     if settings["use_dpo"]:
         _set_preferences(draft)
     elif kind in ("c4", "tfds") and not settings["reuse_example_batch"]:
         draft.set("train_input", "C4Input", "dataset_type")
-        draft.copy("train_input", "c4.tfds_name")
-        draft.set("train_input.c4.path", settings["dataset_path"] or None, "dataset_path")
-        draft.set("train_input.c4.tokenizer_path", settings["tokenizer_path"] or None, "tokenizer_path")
+        draft.copy("train_input", "c4.tfds_name", "c4.path", "c4.tokenizer_path")
         if lacks := [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]:
-            draft.settings.undecided.append(
-                f"The data: missing values for {' and '.join(lacks)}. Until then train with `--overlay synthetic-data`."
-            )
+            draft.ask(f"The data: set {' and '.join(lacks)}, or train with `--overlay synthetic-data`.")
+    elif kind in _FILES and not settings["reuse_example_batch"]:
+        _set_text(draft, *_FILES[kind])
     else:
         draft.set("train_input", "SyntheticInput", "dataset_type")
         if kind != "synthetic" and not settings["reuse_example_batch"]:
-            note = f"The data: dataset_type={kind} is not supported; rows are synthetic until you set `train_input`."
-            draft.settings.undecided.append(note)
+            draft.ask(f"The data: dataset_type={kind} is not supported: rows are synthetic. Set `train_input`.")
     draft.copy(_TRAIN, "random_seed")
     draft.copy("train_input", "input_random_seed")
     if settings.date < tables.day_of("packed_rows") and kind != "synthetic":
-        note = "The loss: MaxText of early 2023 divided by all positions, padding included; pax divides by real tokens."
-        draft.approximated.append(note)
+        draft.approximate("The loss: MaxText of early 2023 divided by all positions, pax divides by real tokens.")
+
+
+def _set_text(draft: Conversion, files: str, format: str) -> None:
+    """Documents of files, whose names and format these keys have. Those of a dataset on the Hub have no names there."""
+    settings, known = draft.settings, _FORMATS.get(draft.settings[format])
+    patterns = [part.partition(",")[0] for part in settings[files].split(";") if part and known]
+    tokenizer = "HuggingFace" if format == "hf_path" else _TOKENIZERS[settings["tokenizer_type"]]
+    draft.set("train_input", "TextInput", "dataset_type")
+    draft.set("train_input.files", patterns or None, files)
+    draft.set("train_input.format", known, format)
+    draft.set("train_input.text_field", settings["train_data_columns"][0], "train_data_columns")
+    draft.set("train_input.packing", "first_fit" if settings["packing"] else "one_per_row", "packing")
+    draft.set("train_input.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
+    if not patterns:
+        draft.ask("The data: set `train_input.files`, or train with `--overlay synthetic-data`.")
+    if tokenizer == "HuggingFace":
+        draft.ask(f"The tokenizer: `--set tokenizer=hf:{settings['tokenizer_path'] or 'DIR'}`.")
+    else:
+        draft.set("train_input.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
+    if len(patterns) > 1:
+        draft.approximate(f"{files}: the weights of its patterns; for those, set `train_input` to a MixtureInput.")
 
 
 def _set_preferences(draft: Conversion) -> None:
@@ -164,12 +180,9 @@ def _set_preferences(draft: Conversion) -> None:
     draft.copy("task.model.dpo", "label_smoothing")
     draft.set("task.model.loss_chunk", None, "use_dpo")
     if beta != settings["dpo_beta"]:
-        note = f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`."
-        draft.approximated.append(note)
-    draft.settings.undecided.append(
-        "The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer. "
-        "Start from the trained model, with `pax train --from`."
-    )
+        draft.approximate(f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`.")
+    draft.ask("The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer.")
+    draft.ask("The start: give the trained model, with `pax train --from`.")
 
 
 def _set_run(draft: Conversion, steps: int) -> None:
@@ -177,7 +190,7 @@ def _set_run(draft: Conversion, steps: int) -> None:
     draft.set(f"{_TRAIN}.summary_interval_steps", max(settings["log_period"], 1), "log_period")
     draft.copy(_TRAIN, "eval_interval_steps")
     if settings["eval_interval"] > 0:
-        draft.settings.undecided.append("The evaluation: its data is not converted; set `eval_inputs`.")
+        draft.ask("The evaluation: its data is not converted; set `eval_inputs`.")
     saves = settings["enable_checkpointing"]
     interval = max(settings["checkpoint_period"], 1) if saves else steps
     draft.set("checkpoint.save_interval_steps", interval, "checkpoint_period" if saves else "enable_checkpointing")
