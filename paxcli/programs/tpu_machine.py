@@ -101,14 +101,15 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
 
 
 def _computed_share(splash: Instruction, suffix: str, num_queries: int, num_keys: int) -> float:
-    """Share of all blocks [queries, keys] that splash attention computes; the mask is taken for causal.
+    """Share of all blocks [queries, keys] that splash attention computes; a mask is taken for causal.
 
     Its first operand has the shape of the grid, which is narrower than all blocks if there is a window. Its metadata
     has the sizes of the blocks, with a suffix in the backward pass. With context parallelism, a device has an equal
     share of the blocks of a row.
     """
     grid = next((shape[-2:] for dtype, shape in splash.operand_arrays[:1] if dtype.startswith("s")), None)
-    if grid is None:
+    # A mask reads the positions of the queries. Segment ids are two arrays, of queries and of keys.
+    if grid is None or sum(dtype == "s32" and len(shape) == 2 for dtype, shape in splash.operand_arrays) % 2 == 0:
         return 1.0
     sizes = [splash.attribute(rf'block_{axis}{suffix}\\": (\d+)') for axis in ("q", "kv")]
     rows, columns = (

@@ -124,7 +124,7 @@ ENTRY %main (p: bf16[8,2,512,128]) -> bf16[8,2,512,128] {
   %i = s32[] constant(3)
   %in = ((bf16[8,2,512,128]{3,2,1,0:T(8,128)(2,1)S(5)}, s32[]), bf16[1,2,512,128]{3,2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}) dynamic-slice-start(%p, %i), dynamic_slice_sizes={1,2,512,128}
   %q = bf16[1,2,512,128]{3,2,1,0:T(8,128)(2,1)} dynamic-slice-done(%in)
-  %splash_mha_fwd.3 = (f32[512,128]{1,0}, bf16[2,512,128]{2,1,0}) custom-call(%q, %q), custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,2,2]{2,1,0}, bf16[2,512,128]{2,1,0}, bf16[2,512,128]{2,1,0}}, metadata={}
+  %splash_mha_fwd.3 = (f32[512,128]{1,0}, bf16[2,512,128]{2,1,0}) custom-call(%q, %q), custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,2,2]{2,1,0}, bf16[2,512,128]{2,1,0}, bf16[2,512,128]{2,1,0}, s32[512,128]{1,0}}, metadata={}
   %near = (bf16[2,512]{1,0:S(1)}, bf16[2,512]{1,0}, u32[]{:S(2)}) copy-start(%splash_mha_fwd.3)
   %nearer = bf16[2,512]{1,0:S(1)} copy-done(%near)
   %out = ((bf16[8,2,512,128]{3,2,1,0:S(5)}, bf16[1,2,512,128]{3,2,1,0}, s32[]), bf16[8,2,512,128]{3,2,1,0:S(5)}, u32[]{:S(2)}) dynamic-update-slice-start(%p, %splash_mha_fwd.3, %i)

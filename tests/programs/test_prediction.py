@@ -122,6 +122,15 @@ def test_attention_multiplies_the_blocks_that_the_mask_leaves(grid: tuple[int, i
     assert found.parts["kernels"] == pytest.approx(share * 2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
 
 
+@pytest.mark.parametrize("segments", ["", ", s32[512,128]{1,0}, s32[8,512]{1,0}"])
+@pytest.mark.parametrize(("positions", "share"), [("", 1), (", s32[512,128]{1,0}", 3 / 4)])
+def test_attention_without_a_mask_multiplies_all_blocks(segments: str, positions: str, share: float) -> None:
+    """Only a mask reads the positions of the queries."""
+    program = ON_HOST.replace(", s32[512,128]{1,0}", segments + positions)
+    found = predict(read_program(program), V4, 275e12)
+    assert found.parts["kernels"] == pytest.approx(share * 2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
+
+
 def test_blocks_of_keys_may_be_larger_than_those_of_queries() -> None:
     sizes = r'metadata={"{\"block_q_dkv\": 64, \"block_kv_dkv\": 128}"}'
     program = ON_HOST.replace("splash_mha_fwd", "splash_mha_dkv").replace("metadata={}", sizes)
