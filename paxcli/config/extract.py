@@ -15,9 +15,8 @@ def recipe_source(entry: RecipeEntry) -> str:
     It includes the functions and constants of the original file that the recipe uses. It has no Pax name, because an
     edited copy no longer computes what Pax's class does.
     """
-    tree = parse(entry.path)
     lines = entry.path.read_text(encoding="utf-8").splitlines()
-    kept = _find_dependencies(tree.body, entry.function)
+    kept = _find_dependencies(parse(entry.path).body, entry.function)
     imports = [node for node in kept if isinstance(node, ast.Import | ast.ImportFrom)]
     head = [_import_text(node, lines, entry) for node in imports]
     others = [_text(node, lines, entry.function) for node in kept if node not in imports]

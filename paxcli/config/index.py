@@ -103,8 +103,7 @@ def _packages() -> Iterator[tuple[str, Path]]:
     """The packages that hold recipes, with their directory or file."""
     from importlib.metadata import entry_points
 
-    names = [RECIPES_PACKAGE, *(point.value for point in entry_points(group=ENTRY_POINTS))]
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys([RECIPES_PACKAGE, *(point.value for point in entry_points(group=ENTRY_POINTS))]):
         top, *rest = name.split(".")
         spec = importlib.util.find_spec(top)
         if spec is None or spec.origin is None:

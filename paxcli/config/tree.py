@@ -234,10 +234,9 @@ def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:
     if not matches:
         raise ConfigError(f"This recipe has no field `{path}`.", _suggestion(path, nodes))
     if len(matches) > 1:
-        candidates = ", ".join(f"`{node.path}`" for node in matches)
         field = field_of(path)
         hint = f"Did you mean `{field}`? Otherwise write more of the path." if field else "Write more of the path."
-        raise ConfigError(f"`{path}` is ambiguous: {candidates}.", hint)
+        raise ConfigError(f"`{path}` is ambiguous: {', '.join(f'`{node.path}`' for node in matches)}.", hint)
     if matches[0].inherits_from:
         upper = matches[0].inherits_from
         raise ConfigError(f"`{matches[0].path}` is filled in from `{upper}`.", f"Set `{upper}` instead.")

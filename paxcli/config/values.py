@@ -41,9 +41,7 @@ def plain(value: Any) -> Any:
         return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    return _name(value)
+    return [plain(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else _name(value)
 
 
 def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -90,8 +90,7 @@ class ChatReading(Reading):
         return ids.astype(dtype_for(self._tokenizer.vocab_size)), is_target
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
-        names = (str(self.text_field), *MESSAGE_FIELDS, *OTHER_FIELDS)
-        found = [name for name in names if name in schema.names]
+        found = [name for name in (str(self.text_field), *MESSAGE_FIELDS, *OTHER_FIELDS) if name in schema.names]
         if not {*found} - {*OTHER_FIELDS}:
             has, hint = ", ".join(schema.names), "Set the input's text_field to the column with the messages."
             raise DataError(f"{file.path} has no column `{self.text_field}`, nor `{PROMPT}`; it has {has}.", hint)

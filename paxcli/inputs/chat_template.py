@@ -299,8 +299,7 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
     """Raises before the memory for a product or a power is allocated."""
     if isinstance(left, int) and not isinstance(right, int):
         left, right = right, left
-    growing = "**" if isinstance(left, int) else "*"
-    if operator == growing and isinstance(right, int):
+    if operator == ("**" if isinstance(left, int) else "*") and isinstance(right, int):
         _check_size(_size_of(left) * right)
 
 

@@ -83,10 +83,7 @@ class LingvoGenerator:
 
     def reset(self) -> None:
         """Restarts the generator."""
-        if self._dataset is None:
-            self._start()
-        else:
-            self._dataset.Reset()
+        (self._start if self._dataset is None else self._dataset.Reset)()
 
     def is_infinite_dataset(self) -> bool:
         """Whether the generator is a `tf.data.Dataset` of infinite cardinality."""

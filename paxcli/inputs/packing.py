@@ -70,9 +70,7 @@ class PackedTokens:
     @property
     def num_rows(self) -> int:
         """Number of rows, R."""
-        if self.packing == CONCAT:
-            return -(-self.num_tokens // self.seq_len)
-        return len(self._pieces_by_row[0]) - 1
+        return -(-self.num_tokens // self.seq_len) if self.packing == CONCAT else len(self._pieces_by_row[0]) - 1
 
     @functools.cached_property
     def checksum(self) -> int:

@@ -239,8 +239,7 @@ class SeqIOInput(StreamInput):
         self.peek()
 
     def _warn_of_few_shards(self) -> None:
-        tasks = getattr(self.task, "tasks", [self.task])
-        for task in tasks if self.is_sharded and self.num_infeed_hosts > 1 else ():
+        for task in getattr(self.task, "tasks", [self.task]) if self.is_sharded and self.num_infeed_hosts > 1 else ():
             with translate_errors(self.name):
                 files = self.num_infeed_hosts if self.use_cached else len(task.source.list_shards(self.split_name))
             if files < self.num_infeed_hosts:
@@ -281,8 +280,7 @@ class SeqIOInput(StreamInput):
         metrics = f"the metrics of task `{self.task.name}`"
         if getattr(converter, "pack", False):
             self.refuse(f"pack=True, but {metrics} need one example per row.", "Set pack=False.")
-        on_targets = getattr(converter, "weights_on_targets_only", True)
-        if of == "scores" and "inputs" in self.lengths and not on_targets:
+        if of == "scores" and "inputs" in self.lengths and not getattr(converter, "weights_on_targets_only", True):
             hint = "Set weights_on_targets_only=True."
             self.refuse(f"{metrics} need the scores of targets, but inputs have weights too.", hint)
         return functools.partial(self._task_metrics, functions, of)

@@ -151,9 +151,8 @@ class TextInput(RandomAccessInput):
         tokenizer = self.tokenizer()
         self.check_fits_model("the tokenizer has", tokenizer.vocab_size, self.vocab_size)
         if self._names_token_files() and tokenizer.vocab_size != self._token_info.vocab_size:
-            hint = "Set the input's tokenizer to the one that wrote them."
             ids = f"{self._token_info.vocab_size} ids, but {type(tokenizer).__name__} has {tokenizer.vocab_size}"
-            self.refuse(f"the token files have {ids}.", hint)
+            self.refuse(f"the token files have {ids}.", "Set the input's tokenizer to the one that wrote them.")
         return tokenizer
 
     @functools.cached_property

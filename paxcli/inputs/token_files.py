@@ -197,9 +197,7 @@ def _sibling(path: epath.Path, suffix: str) -> epath.Path:
 
 
 def _memory_map(path: Path, dtype: np.dtype) -> np.ndarray:
-    if os.path.getsize(path) == 0:
-        return np.zeros(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r"))
+    return np.asarray(np.memmap(path, dtype, "r")) if os.path.getsize(path) else np.zeros(0, dtype)
 
 
 def _find_starts(tokens: np.ndarray, eos_id: int) -> np.ndarray:

@@ -144,9 +144,7 @@ class TokenizerConfig(Configurable):
         kind, _, path = text.partition(":")
         if kind in ("spm", "tiktoken") and path:
             return SentencePieceTokenizer if kind == "spm" else TiktokenTokenizer, {"path": path}
-        if kind == "hf" and path:
-            return HuggingFaceTokenizer, hugging_face_fields(Path(find_model(path)))
-        return None
+        return (HuggingFaceTokenizer, hugging_face_fields(Path(find_model(path)))) if kind == "hf" and path else None
 
 
 class _NamedTokens(TokenizerConfig):

@@ -61,8 +61,7 @@ class Tokenizing:
         dtype = dtype_for(tokenizer.vocab_size)
         first = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], dtype)
         last = np.array([tokenizer.eos_id], dtype)
-        texts = (text for file in files for text in self.reading.documents(file, bad) if text)
-        for batch in _batches(texts):
+        for batch in _batches(text for file in files for text in self.reading.documents(file, bad) if text):
             for ids in tokenizer.encode_batch(batch):
                 yield np.concatenate([first, ids.astype(dtype, copy=False), last])
 

@@ -89,8 +89,7 @@ def dropless(x: HiddenStates, routing: Routing, experts: Experts, act: Activatio
             experts = experts._replace(b_out=b_out / jax.lax.axis_size(split))
         if on:
             x, routing = jax.tree.map(lambda rows: jax.lax.all_gather(rows, on, axis=0, tiled=True), (x, routing))
-        first = jax.lax.axis_index(on) * experts.w_in.shape[0] if on else None
-        y = _dropless(x, routing, experts, act, first)
+        y = _dropless(x, routing, experts, act, jax.lax.axis_index(on) * experts.w_in.shape[0] if on else None)
         y = jax.lax.psum(y, split) if split else y
         return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True) if on else y
 

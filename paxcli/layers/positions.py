@@ -35,8 +35,7 @@ class SinusoidPositions(Positions):
             raise ConfigError(f"SinusoidPositions: model_dims={self.model_dims} is odd.", hint)
         # n - 1 intervals between n time scales: the last is exactly max_timescale.
         step = jnp.log(self.max_timescale / self.min_timescale) / max(n - 1, 1)
-        frequencies = jnp.exp(-step * jnp.arange(n)) / self.min_timescale
-        angles = positions[..., None].astype(jnp.float32) * frequencies
+        angles = positions[..., None].astype(jnp.float32) * (jnp.exp(-step * jnp.arange(n)) / self.min_timescale)
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 

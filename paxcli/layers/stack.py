@@ -103,9 +103,7 @@ class Stack(LayerStack):
 
     def __call__(self, x: HiddenStates, cache: Cache, *broadcast: Any) -> tuple[HiddenStates, Cache]:
         """Runs all layers. Every block also takes `broadcast`: the segment ids and positions, both [B, T], of `x`."""
-        if self.scan:
-            return self.layers(x, cache, *broadcast)
-        return run_in_order(self.layers, x, cache, *broadcast)
+        return self.layers(x, cache, *broadcast) if self.scan else run_in_order(self.layers, x, cache, *broadcast)
 
     def _with_remat(self, block: functools.partial, iterations: int) -> functools.partial:
         if (policy := saveable(self.remat_policy, self.offload, self.save)) is None:

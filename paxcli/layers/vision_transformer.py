@@ -98,9 +98,8 @@ class VisionTransformer(Layer):
             hint = "Set the same `image_size` and `num_channels` for the network and the input."
             raise ConfigError(f"The network reads images of shape {expected}, but the input makes {found}.", hint)
         x = self.patches(_patches(image, self.patch_size))
-        one_segment = jnp.ones(x.shape[:2], jnp.int32)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
-        x, _ = self._stack(x + self.position(positions), None, one_segment, positions)
+        x, _ = self._stack(x + self.position(positions), None, jnp.ones_like(positions), positions)
         return self.head(jnp.mean(self._norm(x), axis=1))
 
 

@@ -122,8 +122,7 @@ def _try_options(platform: str, options: Options) -> tuple[dict[str, str | None]
     """
     if platform == "cpu":
         return compile_with_each(platform, options), True
-    environment = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
-    done = run_check(platform, options, environment)
+    done = run_check(platform, options, {name: os.environ[name] for name in os.environ if name not in _ENVIRONMENT})
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1]), True
     lines = done.stderr.strip().splitlines() or ["no reason given"]

@@ -258,8 +258,7 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     if jax.process_count() == 1:
         return 1, 0
     rows_of: dict[int, set[int]] = {}
-    shards = batch_sharding(mesh).devices_indices_map((_num_shards(BATCH_AXES, mesh.shape),))
-    for device, (row,) in shards.items():
+    for device, (row,) in batch_sharding(mesh).devices_indices_map((_num_shards(BATCH_AXES, mesh.shape),)).items():
         rows_of.setdefault(device.process_index, set()).add(row.start or 0)
     parts = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(map(len, parts)) != len(set().union(*parts)):

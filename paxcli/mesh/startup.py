@@ -138,8 +138,7 @@ def _detect_job(env: Mapping[str, str]) -> str | None:
         if name == "SLURM_NTASKS" and "SLURM_STEP_NODELIST" not in env:  # inside sbatch or salloc, outside srun
             continue
         value = env.get(name, "")
-        size = int(value) if value.isdigit() else len([part for part in value.split(",") if part])
-        if size > 1:
+        if (int(value) if value.isdigit() else len([part for part in value.split(",") if part])) > 1:
             return f"{kind} ({name}={value})"
     # JAX sets TPU_ML_PLATFORM on import, on TPU VMs only.
     if env.get("TPU_ML_PLATFORM") == "JAX" and "TPU_SKIP_MDS_QUERY" not in env and "TPU_WORKER_HOSTNAMES" not in env:
@@ -153,8 +152,7 @@ def _count_tpu_vm_hosts(metadata_server: str) -> int:
     """The number of hosts in all slices of this TPU VM's job."""
     try:
         hosts = len(_read_metadata(metadata_server, "worker-network-endpoints").split(","))
-        tpu_env = _read_metadata(metadata_server, "tpu-env")
-        slices = re.search(r"^MEGASCALE_NUM_SLICES: *'?(\d+)", tpu_env, re.MULTILINE)
+        slices = re.search(r"^MEGASCALE_NUM_SLICES: *'?(\d+)", _read_metadata(metadata_server, "tpu-env"), re.MULTILINE)
     except OSError as error:
         log.warning("This is a TPU VM, but its metadata server does not answer (%s): assuming a single host.", error)
         return 1

@@ -108,10 +108,9 @@ def beam_search(
         log_probs = jax.nn.log_softmax(search.logits).reshape(batch, beams, vocab)
         log_probs = exclude(log_probs, jnp.full((batch, beams), step < settings.min_tokens), eos_ids)
         if eos_ids:
-            best = jnp.argmax(log_probs[..., eos], axis=-1)
             log_prob = log_probs[..., eos].max(axis=-1)
             scores = jnp.where((step < limits)[:, None], settings.normalize(live.scores + log_prob, step + 1), -jnp.inf)
-            new = _append(live, eos[best], log_prob, step)
+            new = _append(live, eos[jnp.argmax(log_probs[..., eos], axis=-1)], log_prob, step)
             ended = _best(ended, new._replace(scores=scores, ended=jnp.isfinite(scores)))
         likely, tokens = jax.lax.top_k(log_probs, per_beam)
         scores = jnp.where(jnp.isin(tokens, eos), -jnp.inf, live.scores[..., None] + likely)

@@ -91,8 +91,7 @@ def _files(tokenizer: epath.PathLike) -> tuple[list[epath.Path], str]:
     """A tokenizer's file and those beside it that belong to it, or nothing; and the SHA-256 of their contents."""
     path = epath.Path(tokenizer).expanduser()
     files = [file for file in (path, *(path.parent / name for name in _BESIDE)) if path.exists() and file.exists()]
-    digests = (hashlib.sha256(file.read_bytes()).digest() for file in files)
-    return files, hashlib.sha256(b"".join(digests)).hexdigest()
+    return files, hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
 def _read_record(run_dir: epath.Path) -> dict[str, str]:

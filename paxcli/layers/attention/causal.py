@@ -67,8 +67,7 @@ def _backward(logit_cap, window, residuals, context_grad):
         logits = soft_cap(_rows_by_rows(key[:, :, start:end], later_query), logit_cap)
         visible = jnp.swapaxes(_visible(segment_ids, later, slice(start, end), window), 2, 3)
         weights = jnp.exp(jnp.where(visible, logits, _MASKED) - log_totals[:, :, None, later])
-        weight_grads = _rows_by_rows(value[:, :, start:end], later_grad)
-        logit_grads = weights * (weight_grads - delta[:, :, None, later])
+        logit_grads = weights * (_rows_by_rows(value[:, :, start:end], later_grad) - delta[:, :, None, later])
         if logit_cap is not None:
             logit_grads = logit_grads * (1 - jnp.square(logits / logit_cap))
         logit_grads = logit_grads.astype(query.dtype)
@@ -107,9 +106,8 @@ def _blocks(length: int, window: int | None) -> list[tuple[int, int]]:
 
 def _visible(segment_ids: jax.Array, queries: slice, keys: slice, window: int | None) -> jax.Array:
     """The mask [B, 1, queries, keys]: same segment, not later, not before the window."""
-    same = segment_ids[:, queries, None] == segment_ids[:, None, keys]
     distance = jnp.arange(queries.start, queries.stop)[:, None] - jnp.arange(keys.start, keys.stop)
-    return (same & is_visible(distance, window))[:, None]
+    return ((segment_ids[:, queries, None] == segment_ids[:, None, keys]) & is_visible(distance, window))[:, None]
 
 
 def is_visible(distance: Int[jax.Array, "... T S"], window: int | jax.Array | None) -> Bool[jax.Array, "... T S"]:

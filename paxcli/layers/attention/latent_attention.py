@@ -143,8 +143,7 @@ class LatentAttention(SelfAttention):
         if self.query_latent_dims is not None:
             x = self.query_norm(jnp.einsum("btd,dr->btr", x, self.query_down))
         scale = self.dims_per_head**-0.5 if self.query_scale is None else self.query_scale
-        query = jnp.einsum("btr,rnh->bnth", x, self.query) * scale
-        content, rotated = jnp.split(query, (self._content_dims,), axis=-1)
+        content, rotated = jnp.split(jnp.einsum("btr,rnh->bnth", x, self.query) * scale, (self._content_dims,), axis=-1)
         return content, self.rotate(rotated, positions)
 
     @jax.named_scope(ATTENTION_PROJECTION)

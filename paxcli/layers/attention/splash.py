@@ -59,10 +59,9 @@ class SplashAttention(FusedKernel):
             mask = CausalMask(balanced_positions(length, shards if is_balanced else 1))
         else:
             mask = masks.FullMask((num_queries, length))  # the same for all devices
-        sizes = _block_sizes(length, shards, is_balanced, dims, query.dtype.itemsize)
         kernel = splash.make_splash_mha(
             masks.MultiHeadMask([mask]),  # one for all heads
-            block_sizes=splash.BlockSizes(**sizes),
+            block_sizes=splash.BlockSizes(**_block_sizes(length, shards, is_balanced, dims, query.dtype.itemsize)),
             head_shards=1,
             q_seq_shards=mask.shape[0] // num_queries,
             attn_logits_soft_cap=demand.logit_cap,
