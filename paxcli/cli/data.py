@@ -37,7 +37,7 @@ def _token_option(place: str) -> Any:
 EosOption = Annotated[str | None, _token_option("End")]
 BosOption = Annotated[str | None, _token_option("Start")]
 FormatOption = Annotated[
-    Literal["text", "jsonl", "parquet", "arrayrecord"] | None,
+    Literal["text", "jsonl", "csv", "tsv", "parquet", "arrayrecord"] | None,
     typer.Option(help="Format of all files. Default: by suffix."),
 ]
 FieldOption = Annotated[str, typer.Option(metavar="NAME", help="The field or column with the text.")]

@@ -13,7 +13,7 @@ from paxcli.errors import DataError
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
 from paxcli.inputs.conversations import MESSAGE_FIELDS, OTHER_FIELDS, PROMPT, messages_of, template_variables
 from paxcli.inputs.corpus import Corpus
-from paxcli.inputs.documents import ARRAY_RECORD, FIX_HINT, JSONL, PARQUET, BadRecords, Reading, format_of
+from paxcli.inputs.documents import FIX_HINT, TEXT, TOKENS, BadRecords, Reading, check_unicode, format_of
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.processes import map_in_processes
@@ -49,6 +49,8 @@ class ChatReading(Reading):
       template_date: The date that `strftime_now` formats.
     """
 
+    empty_cell: ClassVar[str | None] = None
+
     text_field: str | None = "messages"
     tokenizer: TokenizerTemplate
     chat_template: str | None
@@ -76,10 +78,7 @@ class ChatReading(Reading):
           place: File and line of the record, for errors.
         """
         text, turns = self.template.render(messages, place, template_variables(record, place))
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DataError(f"{place} is not Unicode text: it has {error.object[error.start]!r}.", FIX_HINT) from None
+        check_unicode(text, place)
         ids, offsets = self._tokenizer.encode_chat(text)
         # As in Hugging Face transformers, a token belongs to a turn if any of its characters does.
         is_target = np.zeros(len(ids), bool)
@@ -121,8 +120,8 @@ class ChatInput(TextInput):
     Reading, shuffling, sharding over hosts and resuming work as in `TextInput`. Arguments that differ from it:
 
     Args:
-      files: Paths and globs of JSON lines, Parquet and ArrayRecord files.
-      format: `jsonl`, `parquet` or `arrayrecord`. None: by each file's suffix.
+      files: Paths and globs of JSON lines, CSV, TSV, Parquet and ArrayRecord files.
+      format: `jsonl`, `csv`, `tsv`, `parquet` or `arrayrecord`. None: by each file's suffix.
       text_field: Field or column with the messages. Records without it have a prompt and a response.
       chat_template: A Jinja template, or the path of one (`*.jinja`). None: `chat_template.jinja` or
         `tokenizer_config.json` next to the tokenizer's file, or else a plain template.
@@ -139,7 +138,7 @@ class ChatInput(TextInput):
     reading: ClassVar[type[ChatReading]] = ChatReading
     chats_per_record: ClassVar[int] = 1
 
-    format: Literal["jsonl", "parquet", "arrayrecord"] | None = None  # pyrefly: ignore
+    format: Literal["jsonl", "csv", "tsv", "parquet", "arrayrecord"] | None = None  # pyrefly: ignore
     text_field: str | None = "messages"
     chat_template: str | None = None
     template_date: str = "2024-07-26"
@@ -160,9 +159,9 @@ class ChatInput(TextInput):
 
     def _read_corpus(self) -> Corpus:
         for file in self._files:
-            if self.format is None and format_of(file.name) not in (JSONL, PARQUET, ARRAY_RECORD):
+            if self.format is None and format_of(file.name) in (TEXT, TOKENS):
                 hint = "Of a directory, give DIR/*.jsonl. If all files have JSON objects, set format=jsonl."
-                self.refuse(f"{file.path} has no suffix of JSON lines, Parquet or ArrayRecord.", hint)
+                self.refuse(f"{file.path} has no suffix of JSON lines, CSV, TSV, Parquet or ArrayRecord.", hint)
         tokenizer = self.text_tokenizer
         chats = self._tokenize_files()
         pack, num_truncated = self._pack_chats(chats)

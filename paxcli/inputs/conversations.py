@@ -26,7 +26,7 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
     A system prompt in its field `system` comes first, if the messages do not begin with one.
 
     Args:
-      record: A JSON object, or a row of a Parquet file.
+      record: A JSON object, or a row of a CSV or Parquet file.
       field: Field with the list of messages, each with a `role` and a `content`; as in ShareGPT, `from` and `value`.
       place: File and line of the record, for errors.
 

@@ -1,16 +1,18 @@
-"""Reads documents from plain text, JSON lines, Parquet and ArrayRecord files, and handles bad records."""
+"""Reads documents from plain text, JSON lines, CSV, Parquet and ArrayRecord files, and handles bad records."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import gzip
+import io
 import json
 import lzma
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Self
+from typing import Any, AnyStr, BinaryIO, ClassVar, Self
 
 from paxcli.errors import DataError, did_you_mean, load_library
 from paxcli.inputs.array_records import read_records
@@ -18,8 +20,10 @@ from paxcli.inputs.files import SourceFile, local_copy, size_of
 from paxcli.log import log
 
 TEXT, JSONL, PARQUET, ARRAY_RECORD, TOKENS = ("text", "jsonl", "parquet", "arrayrecord", "tokens")
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 _SUFFIXES = {
     JSONL: (".jsonl", ".json", ".ndjson"),  # C4's .json.gz files have one object per line
+    **{format: (f".{format}",) for format in _DELIMITERS},
     PARQUET: (".parquet",),
     ARRAY_RECORD: (".arrayrecord", ".array_record"),
     TOKENS: (".bin",),
@@ -73,7 +77,10 @@ class Reading:
       on_bad_record: `error` or `skip` bad records.
       bad_record_budget: Maximum number of skipped records.
       cache_dir: Directory for local copies of a bucket's ArrayRecord files.
+      empty_cell: What the field of an empty cell of CSV contains.
     """
+
+    empty_cell: ClassVar[str | None] = ""
 
     format: str | None = None
     text_field: str | None = "text"
@@ -95,6 +102,7 @@ class Reading:
         read, parse = {
             TEXT: (_read_text, _decode_text),
             JSONL: (_read_lines, self._parse_record),
+            **dict.fromkeys(_DELIMITERS, (self._read_cells, self._parse_cells)),
             PARQUET: (self._read_rows, self.document_of),
             ARRAY_RECORD: (self._read_array_records, self._parse_record),
         }[self.format or format_of(file.name)]
@@ -110,7 +118,7 @@ class Reading:
         """The document of a record, here its text. A subclass may override this, together with `columns`.
 
         Args:
-          record: A JSON object, or a row of a Parquet file.
+          record: A JSON object, or a row of a CSV or Parquet file.
           place: File and line, for errors.
 
         Raises:
@@ -126,19 +134,16 @@ class Reading:
         return text
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
-        """The columns of a Parquet file that `document_of` reads.
+        """The columns of a CSV or Parquet file that `document_of` reads.
 
         Raises:
           DataError: The file does not have them.
         """
-        import pyarrow
-
         if self.text_field not in schema.names:
             hint = did_you_mean(str(self.text_field), schema.names) or "Set the input's text_field to one of these."
             raise DataError(f"{file.path} has no column `{self.text_field}`; it has {', '.join(schema.names)}.", hint)
         kind = schema.field(self.text_field).type
-        texts = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
-        if not (pyarrow.types.is_dictionary(kind) or kind in texts):
+        if not str(kind).startswith(("string", "large_string", "dictionary")):
             hint = "Set text_field (`--text-field`) to another column."
             raise DataError(f"{file.path}: column `{self.text_field}` has type {kind}, not text.", hint)
         return [str(self.text_field)]
@@ -160,6 +165,35 @@ class Reading:
                 problem = "is not a Parquet file" if number is None else f"is damaged after row {number}"
                 hint = "Set `format` as the file is, or download it again."
                 raise DataError(f"{path} {problem}: {error}", hint) from None
+
+    def _read_cells(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
+        """The names of the columns and the cells of each row of a CSV file. Bytes that are not UTF-8 are surrogates."""
+        import pyarrow
+
+        csv.field_size_limit(2**28)  # characters: a quote without its end must not fill the memory
+        names, start = list[str](), 1  # the columns' names, and the line of the next row, which may have several lines
+        with _open_stream(file) as stream:
+            text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+            lines = iter(lambda: _read_checked(text.readline, file, f" after line {rows.line_num}"), "")
+            rows = csv.reader(lines, delimiter=_DELIMITERS[self.format or format_of(file.name)], strict=True)
+            try:
+                for cells in rows:
+                    place, start = f"{file.path}, line {start}", rows.line_num + 1
+                    if names and cells:
+                        yield place, (names, cells)
+                    elif cells:
+                        names = _check_names(cells, place)
+                        self.columns(pyarrow.schema(dict.fromkeys(names, pyarrow.string())), file)
+            except csv.Error as error:
+                hint = "Quote cells that have delimiters, quotes or line breaks, and double the quotes in them."
+                raise DataError(f"{file.path}, line {start} cannot be split into cells: {error}.", hint) from None
+
+    def _parse_cells(self, row: tuple[list[str], list[str]], place: str) -> Any:
+        names, cells = row
+        if len(cells) != len(names):
+            raise DataError(f"{place} has {len(cells)} cells, and the first row has {len(names)}.", FIX_HINT)
+        check_unicode("".join(cells), place)
+        return self.document_of({name: cell or self.empty_cell for name, cell in zip(*row, strict=True)}, place)
 
     def _read_array_records(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
         for number, record in enumerate(read_records(str(local_copy(file.path, self.cache_dir)))):
@@ -268,7 +302,24 @@ def _read_array(content: bytes, file: SourceFile) -> Iterator[tuple[str, Any]]:
         yield f"{file.path}, item {number}", json.dumps(item).encode()
 
 
-def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> bytes:
+def _check_names(names: list[str], place: str) -> list[str]:
+    """The names of a CSV file's columns, after a check."""
+    check_unicode("".join(names), place, "Convert it (iconv -t utf-8), or remove it from the input's `files`.")
+    if "" in names or len({*names}) < len(names):
+        hint = "Name each column in the first row. With pandas, write the file with `index=False`."
+        raise DataError(f"{place}: columns do not have a name each, or share one: {', '.join(names)}.", hint)
+    return names
+
+
+def check_unicode(text: str, place: str, hint: str = FIX_HINT) -> None:
+    """Raises DataError for surrogates, which stand for bytes that are not UTF-8, or for half a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place} is not UTF-8 text after {error.object[: error.start][-20:]!r}.", hint) from None
+
+
+def _read_checked(read: Callable[[], AnyStr], file: SourceFile, where: str) -> AnyStr:
     """Calls `read`, and turns its errors into a DataError.
 
     A damaged file is always an error: the number of missing records is unknown, so they cannot count as skipped.

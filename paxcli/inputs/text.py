@@ -1,4 +1,4 @@
-"""TextInput: language-model batches from plain text, JSON lines, Parquet, ArrayRecord or token files."""
+"""TextInput: language-model batches from plain text, JSON lines, CSV, Parquet, ArrayRecord or token files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from paxcli.nested_map import NestedMap
 class TextInput(RandomAccessInput):
     """Language-model batches of text documents, packed into rows. No text is dropped by default.
 
-    A plain text file is one document; JSON lines, Parquet and ArrayRecord files have many. They are read and tokenized
-    once, before the first batch, and their ids are kept in a temporary file. Token files, which `pax data tokenize`
-    writes, are memory-mapped, so they start immediately at any size; rows do not span several token files.
+    A plain text file is one document; JSON lines, CSV, Parquet and ArrayRecord files have many. They are read and
+    tokenized once, before the first batch, and their ids are kept in a temporary file. Token files, which `pax data
+    tokenize` writes, are memory-mapped, so they start immediately at any size; rows do not span several token files.
 
     Args:
       files: Paths and globs (including `~` and `**`), local or `gs://`. Duplicates count once.
-      format: `text`, `jsonl`, `parquet`, `arrayrecord` or `tokens`. None: by each file's suffix.
+      format: `text`, `jsonl`, `csv`, `tsv`, `parquet`, `arrayrecord` or `tokens`. None: by each file's suffix.
       text_field: Field or column with the text. None: the text is an ArrayRecord's full record.
       tokenizer: Template of the tokenizer. Token files need it only to decode ids to text.
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
@@ -54,7 +54,7 @@ class TextInput(RandomAccessInput):
     """
 
     files: SafeOnResume[list[str] | None] = None  # a position in other data is refused
-    format: Literal["text", "jsonl", "parquet", "arrayrecord", "tokens"] | None = None
+    format: Literal["text", "jsonl", "csv", "tsv", "parquet", "arrayrecord", "tokens"] | None = None
     text_field: str | None = "text"
     tokenizer: Common[Callable[[], Tokenizer]] = template(ByteTokenizer)
     seq_len: Derived[Tokens | None] = None
