@@ -64,8 +64,6 @@ class TransformerBlock(Block):
     precision: Precision | None = None
     params_init: Init = Xavier()
 
-    _is_parallel = False  # whether the feed-forward reads what attention reads
-
     def setup(self) -> None:
         self.attention_norm = self.norm(dims=self.model_dims) if self.pre_norms else identity
         self._attention = self._attention_template(name=ATTENTION)
@@ -79,8 +77,8 @@ class TransformerBlock(Block):
         report_activation(self, x, segment_ids)
         normed = self.attention_norm(x)
         attended, cache = self._attend(normed, cache, segment_ids, segment_pos)
-        x = x + attended
-        return x + self._feed(normed if self._is_parallel else self.feed_forward_norm(x), segment_ids), cache
+        y = x + attended
+        return y + self._feed(self._feed_forward_input(x, normed, y), segment_ids), cache
 
     def matmul_flops(self, *shape: int) -> Flops | None:
         layers = (self._attention_template(parent=None), self._feed_forward_template(parent=None))
@@ -124,6 +122,10 @@ class TransformerBlock(Block):
         y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
         return self.attention_post_norm(y), cache
 
+    def _feed_forward_input(self, x: jax.Array, normed: jax.Array, y: jax.Array) -> jax.Array:
+        """What the feed-forward reads, of the input `x`, what attention reads, and `x` with its output added."""
+        return self.feed_forward_norm(y)
+
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """The output of the feed-forward, to be added to the residual stream, from the normed `x`."""
         y = self.feed_forward_post_norm(self._feed_forward(as_matmul_input(x)))
@@ -131,12 +133,19 @@ class TransformerBlock(Block):
 
 
 class ParallelBlock(TransformerBlock):
-    """`x + attention(norm(x)) + feed_forward(norm(x))`, with one norm for both (Chowdhery et al., 2022, section 2).
+    """`x + attention(norm(x)) + feed_forward(norm(x))` (Chowdhery et al., 2022, section 2).
 
-    Its fields are those of `TransformerBlock`. Flax makes no `feed_forward_norm`, since nothing calls it.
+    Its other fields are those of `TransformerBlock`. Flax makes no `feed_forward_norm` if nothing calls it.
+
+    Attributes:
+      shared_norm: Whether attention and feed-forward read the output of one norm; if not, each has its own, as in
+        GPT-NeoX (Black et al., 2022).
     """
 
-    _is_parallel = True
+    shared_norm: bool = True
+
+    def _feed_forward_input(self, x: jax.Array, normed: jax.Array, y: jax.Array) -> jax.Array:
+        return normed if self.shared_norm else self.feed_forward_norm(x)
 
 
 class EncoderBlock(TransformerBlock):

@@ -20,17 +20,21 @@ from transformers import (
     Gemma3Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GPTNeoXConfig,
     GptOssConfig,
     Llama4TextConfig,
     Olmo2Config,
     Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
@@ -73,11 +77,25 @@ CONFIGS = [
     OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
     SeedOssConfig(**SIZES, head_dim=12),
     SmolLM3Config(**{**SIZES, "num_hidden_layers": 8}),
+    GPTNeoXConfig(**SIZES, rope_parameters=dict(rope_type="default", rope_theta=1e3, partial_rotary_factor=0.5)),
+    PhiConfig(**SIZES),
+    Starcoder2Config(**SIZES, sliding_window=7),
+    StableLmConfig(**SIZES, use_qkv_bias=True),
     # A text decoder within a model that reads images, of which it gets none here.
     Gemma3Config(text_config={**SIZES, **GEMMA3}, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60),
 ]
-# As the model with 128 experts; of another of the same family.
-ALTERNATING = Llama4TextConfig(**{**SIZES, **LLAMA4}, interleave_moe_layer_step=2, use_qk_norm=False)
+# Of the same families, by name.
+OTHERS = {
+    "llama4_text_alternating": Llama4TextConfig(  # as the model with 128 experts
+        **{**SIZES, **LLAMA4}, interleave_moe_layer_step=2, use_qk_norm=False
+    ),
+    "gpt_neox_sequential": GPTNeoXConfig(
+        **SIZES, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new"
+    ),
+    "phi_tied": PhiConfig(**SIZES, tie_word_embeddings=True, hidden_act="gelu"),
+    "starcoder2_without_bias": Starcoder2Config(**SIZES, use_bias=False, tie_word_embeddings=False),
+    "stablelm_parallel": StableLmConfig(**SIZES, use_parallel_residual=True),
+}
 
 
 def model_arrays(config) -> dict[str, np.ndarray]:
@@ -102,6 +120,6 @@ def model_arrays(config) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     families = {config.model_type: model_arrays(config) for config in CONFIGS}
-    families["llama4_text_alternating"] = model_arrays(ALTERNATING)
+    families |= {name: model_arrays(config) for name, config in OTHERS.items()}
     arrays = {f"{family}/{name}": x for family, found in families.items() for name, x in found.items()}
     np.savez_compressed(pathlib.Path(__file__).with_suffix(".npz"), **arrays)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import importlib.resources
 import math
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,9 @@ from paxcli.config.values import plain_values
 from paxcli.convert.runs import layer_kinds
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.attention.latent_attention import LatentAttention
+from paxcli.layers.block import ParallelBlock
+from paxcli.layers.feed_forward import FeedForward
+from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.positions import LearnedPositions
 
@@ -82,38 +86,50 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         problem = f"Its weights are quantized ({method}), and pax imports weights in float32, bfloat16 or float16."
         hint = "Import the original weights, or save these in bfloat16: see the page Weights of Hugging Face."
         raise ConfigError(problem, hint)
-    ignored = {*read_data("keys_of_some_families.yaml")} - family.defaults.keys()
-    full = {**family.defaults, **{key: value for key, value in config.items() if key not in ignored}}
+    theirs, ignored = _renamed_and_ignored(family)
+    given = {family.names.get(key, key): value for key, value in config.items() if key not in ignored}
+    full = {**family.defaults, **given}
     if "num_local_experts" in config:  # as transformers 5 writes `num_experts`
         full["num_experts"] = config["num_local_experts"]
-    for key, allowed in {"is_causal": [True], **family.required}.items():
-        if full.get(key, allowed[0]) not in allowed:
-            raise ConfigError(f"{key}={full[key]!r} is not supported in {kind}.", f"Supported: {allowed[0]!r}.")
+    for key, allowed in {"is_causal": [True], "hidden_act": [*family.activations], **family.required}.items():
+        if full.setdefault(key, allowed[0]) not in allowed:
+            problem = f"{theirs.get(key, key)}={full[key]!r} is not supported in {kind}."
+            raise ConfigError(problem, f"Supported: {allowed[0]!r}.")
     try:
-        values = {field: full[key] for key, field in family.sizes.items()}
-        values |= _gpt2_values(full) if kind == "gpt2" else _llama_values(kind, full)
+        if kind == "gpt2":
+            full["intermediate_size"] = full["intermediate_size"] or 4 * full["hidden_size"]
+        values = {field: full[key] for key, field in family.sizes.items()} | _values(kind, full)
     except KeyError as error:
-        raise DataError(f"config.json has no {error}.", "Use the file that belongs to the weights.") from None
+        missing = theirs.get(error.args[0], error.args[0])
+        raise DataError(f"config.json has no {missing!r}.", "Use the file that belongs to the weights.") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
         raise DataError(f"config.json is not that of a {kind}: {error}.", "Download it again.") from None
     dtype = config.get("dtype", config.get("torch_dtype"))
     return values | {"fprop_dtype": "float32" if dtype in (None, "float32") else "bfloat16"}
 
 
-def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed_and_ignored(family: SimpleNamespace) -> tuple[dict[str, str], set[str]]:
+    """Llama's keys → the family's, where they differ; and the keys that `transformers` does not read for the family."""
+    theirs = {ours: key for key, ours in family.names.items()}
+    return theirs, {*read_data("keys_of_some_families.yaml")} - family.defaults.keys()
+
+
+def _values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES[kind]
     traits, latent = family.traits, bool(family.attention)
     heads, dims, gemma = c["num_attention_heads"], c["hidden_size"], "gemma" in traits
     size = c["qk_nope_head_dim"] + c["qk_rope_head_dim"] if latent else c.get("head_dim") or dims // heads
     kv_heads = c.get("num_key_value_heads") or heads
-    norm = {"": "RmsNorm", "epsilon": c["rms_norm_eps"], "direct_scale": not gemma}
-    dense = {"": "FeedForward", "activation": "gelu" if gemma else "silu", "gated": True, "use_bias": False}
+    norm = {"": family.norm, "epsilon": c["rms_norm_eps"], "direct_scale": not gemma}
+    dense = {"": "FeedForward", "activation": family.activations[c["hidden_act"]], "gated": True, "use_bias": False}
+    switched = {path: c[key] for key, paths in family.switches.items() for path in paths}
+    of_block = family.of_block | switched | (family.parallel if c.get("use_parallel_residual") else {})
 
     def block(window: int | None, is_sparse: bool, rotates: bool) -> dict[str, Any]:
         attention = _latent_attention(family, c) if latent else _attention(family, c, window, rotates, norm)
-        attention["rotary"] = _rotary(traits, c, is_local=window is not None) if rotates else None
+        attention["rotary"] = _rotary(family, c, is_local=window is not None) if rotates else None
         feed_forward = _experts(family, c) if is_sparse else dense
-        return {"norm": norm, **family.of_block, "attention": attention, "feed_forward": feed_forward}
+        return {"norm": norm, "attention": attention, "feed_forward": feed_forward, **of_block}
 
     kinds, first = _interleaved_kinds(kind, c), c.get("first_k_dense_replace") or 0
     if first >= c["num_hidden_layers"]:
@@ -127,15 +143,15 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     if first:
         stack |= {"num_first": first, "first": {"": "TransformerBlock", **block(None, False, True)}}
     cap = {"logit_cap": c["final_logit_softcapping"]} if "final_logit_softcapping" in c else {}
-    is_tied = c["tie_word_embeddings"]
-    of_logits = {"scale_logits_sqrt_depth": False, "logit_cap": None} | cap if is_tied else {}
+    is_tied, of_head, positions = c["tie_word_embeddings"], family.of_head | cap, c["max_position_embeddings"]
+    of_logits = {"scale_logits_sqrt_depth": False, "logit_cap": None} | of_head if is_tied else {}
     model = {
-        "max_seq_len": min(c["max_position_embeddings"], _LONGEST),
+        "max_seq_len": min(positions, _LONGEST),
         "num_kv_heads": kv_heads if kv_heads != heads else None,
         "dims_per_head": size if size * heads != dims else None,
-        "position": None,
+        "position": {"": "LearnedPositions", "num_positions": positions} if "positions" in traits else None,
         "embedding": {"scale_sqrt_depth": gemma} | of_logits,
-        "head": None if is_tied else {"": "OutputHead"} | cap,
+        "head": None if is_tied else {"": "OutputHead"} | of_head,
         "final_norm": norm,
         "stack": stack | {"remat_policy": "nothing"},
     }
@@ -191,7 +207,11 @@ def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None
     pattern = [(i + 1) % period > 0 for i in layers] if period else family.pattern or ["window" in family.traits]
     local = [one == _LOCAL for one in types] if types else pattern
     every = c.get("no_rope_layer_interval")
-    rotated = [True] * len(layers) if every is None else c["no_rope_layers"] or [(i + 1) % every for i in layers]
+    rotated = (
+        ["positions" not in family.traits] * len(layers)
+        if every is None
+        else c["no_rope_layers"] or [(i + 1) % every for i in layers]
+    )
     if "chunks" in family.traits:
         window, local = c["attention_chunk_size"], rotated
     kinds = [(window if local[i % len(local)] else None, i in sparse, bool(rotated[i])) for i in layers]
@@ -218,8 +238,8 @@ def _yarn_factor(factor: float, sharpness: float = 1.0) -> float:
     return 0.1 * sharpness * math.log(factor) + 1 if factor > 1 else 1.0
 
 
-def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> dict[str, Any]:
-    scaling = _rope(c)
+def _rotary(family: SimpleNamespace, c: Mapping[str, Any], is_local: bool) -> dict[str, Any]:
+    traits, scaling = family.traits, _rope(c)
     if _GLOBAL in scaling:
         scaling = scaling[_LOCAL if is_local else _GLOBAL]
     elif is_local and "global_scaling" in traits:  # as transformers 4 writes it
@@ -227,9 +247,9 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     kind = _rope_type(scaling)
     values: dict[str, Any] = {"": "Rotary", "max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
     fraction = scaling.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
-    if fraction != 1 and "fused" not in traits:
+    if fraction != 1 and "partial_rotary_factor" not in family.defaults:
         hint = "Remove it from config.json, if the model was trained without."
-        raise ConfigError(f"transformers reads partial_rotary_factor={fraction} for Phi-3 only.", hint)
+        raise ConfigError(f"transformers ignores partial_rotary_factor={fraction} in {c['model_type']}.", hint)
     values["fraction"] = fraction
     if kind == "default":
         return values
@@ -256,15 +276,6 @@ def _experts(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str, Any]:
     if family.shared is not None:
         values["shared_dims"] = c[family.shared] * (c.get("n_shared_experts", 1) or 0) or None
     return values
-
-
-def _gpt2_values(c: Mapping[str, Any]) -> dict[str, Any]:
-    return FAMILIES["gpt2"].fixed | {
-        "hidden_dims": c["n_inner"] or 4 * c["n_embd"],
-        "position.num_positions": c["n_positions"],
-        "final_norm.epsilon": c["layer_norm_epsilon"],
-        "stack.block.norm.epsilon": c["layer_norm_epsilon"],
-    }
 
 
 def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: str) -> dict[str, Any]:
@@ -333,16 +344,14 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     found: dict[str, Any] = {"architectures": [family.architecture], "model_type": kind, "pad_token_id": None}
     found |= {key: allowed[0] for key, allowed in family.required.items()}
     found |= {key: getattr(model, field) for key, field in family.sizes.items()}
-    if kind == "gpt2":
-        return found | {
-            "n_positions": model.position.num_positions or model.max_seq_len,
-            "n_inner": model.hidden_dims,
-            "layer_norm_epsilon": model.final_norm.epsilon,
-        }
+    found |= {key: operator.attrgetter(paths[0])(local) for key, paths in family.switches.items()}
+    acts = (key for key, name in family.activations.items() if name == feed_forward.activation)
     found |= {
+        "hidden_act": next(acts, [*family.activations][0]),
+        "use_parallel_residual": fdl.get_callable(local) is ParallelBlock,
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
         "head_dim": size,
-        "max_position_embeddings": model.max_seq_len,
+        "max_position_embeddings": kind == "gpt2" and model.position.num_positions or model.max_seq_len,
         "rms_norm_eps": model.final_norm.epsilon,
         "tie_word_embeddings": model.head is None,
         "sliding_window": None if latent else local.attention.window or unused,
@@ -356,7 +365,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
             found["rope_parameters"] = {_LOCAL: sliding, _GLOBAL: full}
         if "rope_local_base_freq" in family.defaults:
             found["rope_local_base_freq"] = rotary.max_timescale
-        if "fused" in family.traits:
+        if "partial_rotary_factor" in family.defaults:
             found["partial_rotary_factor"] = rotary.fraction
         if "rope_scaling" in family.defaults:  # without one, transformers uses its default
             found = {"rope_scaling": None, **found, "rope_parameters": full}
@@ -379,7 +388,8 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         found["final_logit_softcapping"] = (model.embedding if model.head is None else model.head).logit_cap
         scale = attention.query_scale
         found["query_pre_attn_scalar"] = size if scale is None else round(scale**-2)
-    return found
+    theirs, ignored = _renamed_and_ignored(family)
+    return {theirs.get(key, key): value for key, value in found.items() if key not in ignored}
 
 
 def _new_chunks(layers: list[fdl.Config], chunked: fdl.Partial) -> dict[str, Any]:
@@ -400,7 +410,14 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
         return "gpt2"
     if is_latent(attention):
         return "deepseek_v3" if sparse and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
+    is_layered = fdl.get_callable(block.norm) is LayerNorm and fdl.get_callable(block.feed_forward) is FeedForward
+    is_parallel = fdl.get_callable(block) is ParallelBlock
+    is_partial = attention.rotary is not None and attention.rotary.fraction != 1
     kinds = [
+        ("stablelm", is_layered and block.feed_forward.gated),
+        ("phi", is_layered and is_parallel and block.shared_norm),
+        ("gpt_neox", is_layered and (is_parallel or is_partial or attention.use_bias != block.feed_forward.use_bias)),
+        ("starcoder2", is_layered),
         ("olmo2" if attention.window is None else "olmo3", not block.pre_norms),
         ("gpt_oss", attention.sinks),
         ("llama4_text", attention.chunked),
@@ -411,7 +428,7 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
         ("qwen3_moe" if sparse else "qwen3", attention.qk_norm is not None),
         ("qwen2_moe" if sparse else "qwen2", attention.use_bias),
         ("mixtral", sparse),
-        ("phi3", attention.rotary is not None and attention.rotary.fraction != 1),
+        ("phi3", is_partial),
         ("mistral", attention.window is not None),
     ]
     return next((kind for kind, fits in kinds if fits), "llama")

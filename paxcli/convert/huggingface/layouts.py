@@ -7,6 +7,7 @@ query, key and value as one tensor. Mixtral has tensors of their own for each ex
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import fiddle as fdl
@@ -28,11 +29,14 @@ _STEPS: dict[str, tuple[Step, ...]] = {  # of fields of families
     "transposed_halves": (*_TRANSPOSED, split(-1)),
 }
 _QKV = ("query", "key", "value")
-TABLES = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight")  # of embeddings
+# Of embeddings.
+TABLES = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "gpt_neox.embed_in.weight")
 HEAD = "lm_head.weight"
-TIED = (*TABLES, HEAD)
+_HEADS = (HEAD, "embed_out.weight")
+TIED = (*TABLES, *_HEADS)
 TEXT = "language_model."  # in the names of a multimodal model's text decoder
-_UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
+# Constants that old files have.
+_UNUSED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
 
 def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, ArrayType]) -> Layout:
@@ -47,11 +51,10 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
       ConfigError: The family has no tensor for a parameter.
     """
     blocks, num_first = layer_kinds(model)
-    rules = _gpt2_rules(model) if family == "gpt2" else _llama_rules(family, model)
     turns = ["sparse" if has_experts(block) else "dense" for block in blocks]
     parts = ["dense"] * num_first + [turns[i % len(turns)] for i in range(model.num_layers - num_first)]
     sides = Layers.of_stacks("{}", model.num_layers), pax_layers(params, model.num_layers)
-    layout = Layout(rules, *(layers.with_parts(parts) for layers in sides)).only(params)
+    layout = Layout(_rules(family, model), *(layers.with_parts(parts) for layers in sides)).only(params)
     if left := layout.without_rule(params):
         raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", "Switch that off.")
     return layout
@@ -73,49 +76,48 @@ def saved_names(names: Collection[str], family: str, tied: bool, num_layers: int
     These are constants, copies of tied tables, and DeepSeek's layers after the last (multi-token prediction).
     """
     bare = family == "gpt2" and not any(name.startswith("transformer.") for name in names)
-    kept = [name for name in names if not name.endswith(_UNUSED) and not (tied and name == HEAD)]
+    kept = [name for name in names if not name.endswith(_UNUSED) and not (tied and name in _HEADS)]
     if FAMILIES[family].attention:
         of_layer = ((name, name.removeprefix("model.layers.").partition(".")[0]) for name in kept)
         kept = [name for name, layer in of_layer if not (layer.isdecimal() and int(layer) >= num_layers)]
     return {f"transformer.{name}" if bare else name: name for name in kept}
 
 
-def _llama_rules(family: str, model: fdl.Config) -> tuple[Rule, ...]:
-    rule, blocks = functools.partial(layer_rule, "model.layers"), layer_kinds(model)[0]
+def _rules(family: str, model: fdl.Config) -> tuple[Rule, ...]:
+    rule, blocks = functools.partial(layer_rule, FAMILIES[family].layers), layer_kinds(model)[0]
     attention_rules = _latent_rules if is_latent(blocks[0].attention) else _attention_rules
     return (
-        Rule("model.embed_tokens.weight", "embedding.table"),
-        Rule("model.norm.weight", "final_norm.scale", shift=_shift(family, model.final_norm)),
-        Rule(HEAD, "head.w", _TRANSPOSED),
+        *(Rule(name, pax, _TRANSPOSED if pax == "head.w" else ()) for pax, name in FAMILIES[family].outside.items()),
+        Rule(FAMILIES[family].final_norm, "final_norm.scale", shift=_shift(family, model.final_norm)),
         *_named_rules(family, model, rule),
         *attention_rules(family, model, blocks[0].attention, rule),
         *_feed_forward_rules(family, blocks, rule),
     )
 
 
-def _to_heads(inputs: int, heads: int, size: int) -> tuple[Step, ...]:
+def _to_heads(inputs: int, *shape: int) -> tuple[Step, ...]:
     """[N H, D] -> [D, N, H]."""
-    return (*_TRANSPOSED, reshape((inputs, heads * size), (inputs, heads, size)))
+    return (*_TRANSPOSED, reshape((inputs, math.prod(shape)), (inputs, *shape)))
 
 
-def _attention_rules(family: str, model: fdl.Config, attention: fdl.Partial, rule: Callable[..., Rule]) -> list[Rule]:
+def _attention_rules(family: str, model: fdl.Config, _: fdl.Partial, rule: Callable[..., Rule]) -> Iterator[Rule]:
     dims, heads, size = model.model_dims, model.num_heads, fdl.build(model).head_dims
-    kv_heads = model.num_kv_heads or heads
-    projections = (("q_proj", "query", heads), ("k_proj", "key", kv_heads), ("v_proj", "value", kv_heads))
-    adjacent = (deinterleave(),) if "adjacent_pairs" in FAMILIES[family].traits else ()
-    qkv = [
-        rule(f"self_attn.{name}.weight", f"attention.{pax}", *_to_heads(dims, count, size), *steps)
-        for (name, pax, count), steps in zip(projections, (adjacent, adjacent, ()), strict=True)
-    ]
-    if "fused" in FAMILIES[family].traits:
-        steps = *_to_heads(dims, heads + 2 * kv_heads, size), split(1, heads, kv_heads, kv_heads)
-        qkv = [rule("self_attn.qkv_proj.weight", [f"attention.{x}" for x in _QKV], *steps)]
-    qkv += [
-        rule(f"self_attn.{name}.bias", f"attention.{pax}_bias", reshape((count * size,), (count, size)))
-        for name, pax, count in projections
-    ]
-    to_post = reshape((heads * size, dims), (heads, size, dims))
-    return [*qkv, rule("self_attn.o_proj.weight", "attention.post", *_TRANSPOSED, to_post)]
+    kv_heads, traits = model.num_kv_heads or heads, FAMILIES[family].traits
+    adjacent = (deinterleave(),) if "adjacent_pairs" in traits else ()
+    orient = 1 if "inputs_first" in traits else 0  # how many of the steps of a matrix are left out
+    parts = {
+        "query": ((heads, size), adjacent),
+        "key": ((kv_heads, size), adjacent),
+        "value": ((kv_heads, size), ()),
+        "fused": ((heads + 2 * kv_heads, size), (split(-2, heads, kv_heads, kv_heads),)),
+        "fused_heads": ((heads, 3, size), (unstack(-2),)),
+    }
+    for module, part in FAMILIES[family].projections.items():
+        (shape, steps), names = parts[part], [f"attention.{x}" for x in (_QKV if "fused" in part else (part,))]
+        yield rule(f"{module}.weight", names, *_to_heads(dims, *shape)[orient:], *steps)
+        yield rule(f"{module}.bias", [f"{x}_bias" for x in names], reshape((math.prod(shape),), shape), *steps)
+    to_post = (*_TRANSPOSED, reshape((heads * size, dims), (heads, size, dims)))
+    yield rule(f"{FAMILIES[family].post}.weight", "attention.post", *to_post[orient:])
 
 
 def _latent_rules(family: str, model: fdl.Config, latent: fdl.Partial, rule: Callable[..., Rule]) -> list[Rule]:
@@ -164,20 +166,3 @@ def _feed_forward_rules(family: str, blocks: list[fdl.Config], rule: Callable[..
         if not stacked:
             of_each = [f"{mlp}.experts.{expert}.{name}.weight" for expert in experts]
             yield rule(of_each, f"feed_forward.{pax}", unstack(0).inverse, transpose(0, 2, 1), part="sparse")
-
-
-def _gpt2_rules(model: fdl.Config) -> tuple[Rule, ...]:
-    dims, shape = model.model_dims, (model.num_heads, fdl.build(model).head_dims)
-    thirds = (dims, dims, dims)
-    rule = functools.partial(layer_rule, "transformer.h")
-    qkv = [f"attention.{name}" for name in _QKV]
-    return (
-        Rule("transformer.wte.weight", "embedding.table"),
-        Rule("transformer.wpe.weight", "position.table"),
-        Rule("transformer.ln_f.weight", "final_norm.scale", shift=_shift("gpt2", model.final_norm)),
-        Rule("transformer.ln_f.bias", "final_norm.bias"),
-        rule("attn.c_attn.weight", qkv, split(1, *thirds), reshape((dims, dims), (dims, *shape))),
-        rule("attn.c_attn.bias", [f"{name}_bias" for name in qkv], split(0, *thirds), reshape((dims,), shape)),
-        rule("attn.c_proj.weight", "attention.post", reshape((dims, dims), (*shape, dims))),
-        *_named_rules("gpt2", model, rule),
-    )

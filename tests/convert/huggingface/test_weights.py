@@ -285,8 +285,9 @@ def test_other_logits_of_a_tied_table_are_refused(name: str, field: str, value: 
 
 
 def test_a_model_that_no_family_computes_is_refused_with_its_fields():
-    with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*differs from this model: .*feed_forward"):
-        config_json(pax.load("tiny").config, None, "float32")
+    message = r"GPTNeoXForCausalLM.*differs from this model: embedding.logit_cap is 30.0, .*SinusoidPositions"
+    with pytest.raises(ConfigError, match=message):
+        config_json(pax.load("c4-1b").config, None, "float32")
 
 
 def test_a_dry_run_lists_what_differs_and_writes_nothing(tmp_path: pathlib.Path):
@@ -346,10 +347,14 @@ def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
             "MambaForCausalLM: it lacks a conversion for it",
         ),
         ({"attention_bias": True}, "attention_bias=True is not supported in llama"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported in llama"),
+        ({"model_type": "gpt2", "activation_function": "tanh"}, "activation_function='tanh' is not supported in gpt2"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm=True is not supported in phi"),
+        ({"model_type": "stablelm", "qk_layernorm": True}, "qk_layernorm=True is not supported in stablelm"),
         ({"is_causal": False}, "is_causal=False is not supported in llama"),
         ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "it lacks a conversion for it"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type=longrope is not supported"),
-        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 for Phi-3 only"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "ignores partial_rotary_factor=0.5 in llama"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "quantized .mxfp4.*bfloat16"),
