@@ -312,7 +312,7 @@ def _check_names(names: list[str], place: str) -> list[str]:
 
 
 def check_unicode(text: str, place: str, hint: str = FIX_HINT) -> None:
-    """Raises DataError for surrogates, which stand for bytes that are not UTF-8, or for half a character."""
+    """Raises DataError for surrogates, which represent bytes that are not UTF-8, or for half a character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -185,8 +185,7 @@ class ByteTokenizer(TokenizerConfig):
     def decode(self, ids: np.ndarray) -> str:
         ids = np.asarray(ids)
         # A model with a padded vocabulary may generate ids beyond the last byte; 0xff is never valid UTF-8.
-        shifted = np.minimum(ids[ids > self.bos_id] - 3, 0xFF)
-        return shifted.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+        return np.minimum(ids[ids > self.bos_id] - 3, 0xFF).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -123,7 +123,7 @@ class TransformerBlock(Block):
         return self.attention_post_norm(y), cache
 
     def _feed_forward_input(self, x: jax.Array, normed: jax.Array, y: jax.Array) -> jax.Array:
-        """What the feed-forward reads, of the input `x`, what attention reads, and `x` with its output added."""
+        """Input of the feed-forward, from the block's `x`, its norm, which attention reads, and `x` plus attention."""
         return self.feed_forward_norm(y)
 
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:

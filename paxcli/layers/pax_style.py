@@ -64,7 +64,7 @@ def _fans(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[:-2]) * dim for dim in (*shape, *shape)[-2:]] or [1, 1]
 
 
-def _scaled(draw: Callable[..., jax.Array], size: Callable[[Sequence[int]], float] = lambda shape: 1.0) -> Any:
+def _initializer(draw: Callable[..., jax.Array], size: Callable[[Sequence[int]], float] = lambda shape: 1.0) -> Any:
     """A static method `scale -> initializer` that draws values and divides them by the root of a size of the shape."""
 
     def method(scale: float = 1.0) -> Initializer:
@@ -81,20 +81,20 @@ _truncated = functools.partial(jax.random.truncated_normal, lower=-2.0, upper=2.
 class WeightInit:
     """Initializers by Pax's names. Each is called with a `scale`, by default 1, that multiplies the values."""
 
-    Constant = _scaled(lambda key, shape, dtype: jnp.ones(shape, dtype))
-    Gaussian = _scaled(_normal)
-    GaussianSqrtDim = _scaled(_normal, lambda shape: shape[0])
-    GaussianSqrtFanIn = _scaled(_normal, lambda shape: _fans(shape)[0])
-    GaussianSqrtFanOut = _scaled(_normal, lambda shape: _fans(shape)[1])
-    GaussianSqrtFanAvg = _scaled(_normal, lambda shape: sum(_fans(shape)) / 2)
-    Uniform = _scaled(_uniform)
-    UniformSqrtDim = _scaled(_uniform, lambda shape: shape[0])
-    UniformSqrtFanAvg = Xavier = _scaled(_uniform, lambda shape: sum(_fans(shape)) / 6)
-    UniformUnitScaling = _scaled(_uniform, lambda shape: math.prod(shape[:-1]) / 3)
-    TruncatedGaussian = _scaled(_truncated)
-    TruncatedGaussianSqrtDim = _scaled(_truncated, lambda shape: shape[0])
-    TruncatedGaussianSqrtFanIn = _scaled(_truncated, lambda shape: _fans(shape)[0])
-    TruncatedGaussianSqrtFanOut = _scaled(_truncated, lambda shape: _fans(shape)[1])
+    Constant = _initializer(lambda key, shape, dtype: jnp.ones(shape, dtype))
+    Gaussian = _initializer(_normal)
+    GaussianSqrtDim = _initializer(_normal, lambda shape: shape[0])
+    GaussianSqrtFanIn = _initializer(_normal, lambda shape: _fans(shape)[0])
+    GaussianSqrtFanOut = _initializer(_normal, lambda shape: _fans(shape)[1])
+    GaussianSqrtFanAvg = _initializer(_normal, lambda shape: sum(_fans(shape)) / 2)
+    Uniform = _initializer(_uniform)
+    UniformSqrtDim = _initializer(_uniform, lambda shape: shape[0])
+    UniformSqrtFanAvg = Xavier = _initializer(_uniform, lambda shape: sum(_fans(shape)) / 6)
+    UniformUnitScaling = _initializer(_uniform, lambda shape: math.prod(shape[:-1]) / 3)
+    TruncatedGaussian = _initializer(_truncated)
+    TruncatedGaussianSqrtDim = _initializer(_truncated, lambda shape: shape[0])
+    TruncatedGaussianSqrtFanIn = _initializer(_truncated, lambda shape: _fans(shape)[0])
+    TruncatedGaussianSqrtFanOut = _initializer(_truncated, lambda shape: _fans(shape)[1])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,8 +87,7 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         (batch, length), source_length = spec.labels.shape, spec.source_ids.shape[1]
         encoder = flops_of(self._encoder_template(parent=None), batch, source_length)
         decoder = flops_of(self._decoder_template(parent=None), batch, length, source_length)
-        head = flops_of(self.embedding(**self._table_widths, parent=None), batch, length)
-        return sum_flops((encoder, decoder, head))
+        return sum_flops((encoder, decoder, flops_of(self.embedding(**self._table_widths, parent=None), batch, length)))
 
     def stacks(self) -> Mapping[str, Stack]:
         return find_stacks(encoder=self._encoder_template(parent=None), decoder=self._decoder_template(parent=None))

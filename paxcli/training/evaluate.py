@@ -100,8 +100,7 @@ def _over_processes(counts: Counter[str], mesh: Mesh) -> dict[str, int]:
     """The sums of the counts of all input shards, in halves since JAX gathers 32-bit integers."""
     parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
     sums = {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
-    processes_per_shard = jax.process_count() // infeed_shard(mesh)[0]
-    return {name: total // processes_per_shard for name, total in sums.items()}
+    return {name: total // (jax.process_count() // infeed_shard(mesh)[0]) for name, total in sums.items()}
 
 
 def _of_perplexity(log_pplx: float, weight: float, counts: dict[str, int]) -> dict[str, float]:

@@ -207,11 +207,8 @@ def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None
     pattern = [(i + 1) % period > 0 for i in layers] if period else family.pattern or ["window" in family.traits]
     local = [one == _LOCAL for one in types] if types else pattern
     every = c.get("no_rope_layer_interval")
-    rotated = (
-        ["positions" not in family.traits] * len(layers)
-        if every is None
-        else c["no_rope_layers"] or [(i + 1) % every for i in layers]
-    )
+    rope = "positions" not in family.traits
+    rotated = [rope] * len(layers) if every is None else c["no_rope_layers"] or [(i + 1) % every for i in layers]
     if "chunks" in family.traits:
         window, local = c["attention_chunk_size"], rotated
     kinds = [(window if local[i % len(local)] else None, i in sparse, bool(rotated[i])) for i in layers]

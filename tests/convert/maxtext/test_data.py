@@ -1,0 +1,82 @@
+"""The data of MaxText's launches becomes the input of a recipe."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import fiddle as fdl
+import pytest
+
+from paxcli.config.assign import assign
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
+from paxcli.convert.runs import recipe_with
+from paxcli.errors import ConfigError
+from tests.convert.maxtext.test_launch_to_recipe import of_keys
+
+
+def test_keys_of_data_and_evaluation_name_the_field_to_set() -> None:
+    keys = {"dataset_type": "hf", "hf_path": "a/b", "tokenizer_path": "y", "eval_steps": 2, "num_epoch": 3}
+    why = {found.key: found.why for found in of_keys(**keys, logits_via_embedding="true").settings.dropped}
+    fields = {"tokenizer_path": "tokenizer=hf:", "eval_steps": "eval_loop_num_batches"}
+    assert all(field in why[key] for key, field in fields.items()) and "repeats" in why["num_epoch"]
+    assert "logits_via_embedding" not in why
+
+
+_TO_SET = "The tokenizer: `--set tokenizer=hf:org/model`."
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected", "asks"),
+    [
+        (
+            dict(
+                dataset_type="hf", hf_path="parquet", hf_train_files="gs://b/c4/*.parquet", train_data_columns="[body]"
+            ),
+            dict(files=["gs://b/c4/*.parquet"], format="parquet", text_field="body", tokenizer="HuggingFaceTokenizer"),
+            [_TO_SET],
+        ),
+        (
+            dict(dataset_type="hf", hf_path="json", hf_train_files="a.jsonl", packing="false"),
+            dict(files=["a.jsonl"], format="jsonl", packing="one_per_row", text_field="text"),
+            [_TO_SET],
+        ),
+        (
+            dict(dataset_type="hf", hf_path="allenai/c4"),
+            dict(files=None, format=None, packing="first_fit"),
+            ["The data: set `train_input.files`, or train with `--overlay synthetic-data`.", _TO_SET],
+        ),
+        (
+            dict(dataset_type="grain", grain_train_files="a*,0.3;b*,0.7", tokenizer_type="tiktoken"),
+            dict(files=["a*", "b*"], format="arrayrecord", tokenizer="TiktokenTokenizer"),
+            [],
+        ),
+        (
+            dict(dataset_type="grain", grain_train_files="a*", grain_file_type="tfrecord"),
+            {"files": None, "tokenizer": "SentencePieceTokenizer", "tokenizer.path": "org/model"},
+            ["The data: set `train_input.files`, or train with `--overlay synthetic-data`."],
+        ),
+    ],
+    ids=str,
+)
+def test_files_of_hf_and_grain_are_those_of_a_text_input(keys: dict, expected: dict, asks: list[str]) -> None:
+    converted = of_keys(**keys, tokenizer_path="org/model", ici_fsdp_parallelism=4)
+    assert converted.values["train_input"] == "TextInput"
+    assert {field: converted.values[f"train_input.{field}"] for field in expected} == expected
+    assert converted.settings.undecided == asks
+    assert any("weights of its patterns" in text for text in converted.approximated) == (";" in str(keys))
+    assert any("MaxText cuts documents" in text for text in converted.approximated)
+
+
+def test_a_converted_text_input_reads_its_files(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"body": "one"}) + "\n")
+    keys = dict(dataset_type="hf", hf_path="json", hf_train_files=f"{tmp_path}/*.jsonl", train_data_columns="[body]")
+    config = recipe_with(BASE_RECIPE, of_keys(**keys, max_target_length=8).values)
+    sizes = config.train_input
+    sizes.seq_len, sizes.vocab_size, sizes.batch_size = 8, 259, 1
+    with pytest.raises(ConfigError, match="The tokenizer has no path") as error:
+        fdl.build(config.train_input).validate()
+    assert "--set tokenizer=hf:DIR" in str(error.value.hint)
+    assign(config, "train_input.tokenizer", "byte")
+    source = fdl.build(config.train_input)
+    assert source.ids_to_strings(source.get_next().ids, [4]) == ["one"]
