@@ -208,7 +208,7 @@ class TestBadRecords:
     ("fields", "message"),
     [
         ({"packing": "concat"}, "packing must be one of first_fit, one_per_row, not concat"),
-        ({"format": "text"}, "format must be one of jsonl, parquet, arrayrecord, not text"),
+        ({"format": "text"}, "format must be one of jsonl, csv, tsv, parquet, arrayrecord, not text"),
         ({"text_field": None}, "text_field is None"),
         ({"template_date": "July"}, "template_date is 'July'"),
         ({"chat_template": "{% if %}"}, "is not valid Jinja"),
