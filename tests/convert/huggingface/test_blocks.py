@@ -68,7 +68,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     ["deepseek_v3", "llama4_text_alternating"]
-    + [pytest.param(name, marks=SLOW) for name in ("deepseek_v2", "qwen2_moe", "gpt_oss", "llama4_text")],
+    + [pytest.param(name, marks=SLOW) for name in ("deepseek_v2", "qwen2_moe", "gpt_oss", "llama4_text", "gpt_neox")],
 )
 def test_the_gradient_is_that_of_transformers(family: str):
     model, params, ids = case(family)
@@ -85,7 +85,10 @@ def test_the_gradient_is_that_of_transformers(family: str):
 @pytest.mark.parametrize(
     "family",
     ["deepseek_v3", "llama4_text"]
-    + [pytest.param(name, marks=SLOW) for name in ("olmo3", "gpt_oss", "llama4_text_alternating")],
+    + [
+        pytest.param(name, marks=SLOW)
+        for name in ("olmo3", "gpt_oss", "llama4_text_alternating", "gpt_neox", "starcoder2")
+    ],
 )
 def test_decoding_is_the_full_pass(family: str):
     model, params, ids = case(family)
