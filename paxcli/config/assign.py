@@ -81,10 +81,11 @@ def _store(node: Node, value: Any) -> None:
         node.parent[node.key] = value
 
 
-def check_types(config: fdl.Buildable) -> None:
-    """Raises a ConfigError for a value, set in Python, that its field does not take.
+def fit_types(config: fdl.Buildable) -> None:
+    """Converts texts that were set in Python as `assign` does, such as the name of a class, or one text for a list.
 
-    A text that `assign` converts, such as the name of a class or one text in place of a list, is replaced as there.
+    Raises:
+      ConfigError: A field does not take its value.
     """
     for node in walk(config):
         kinds = {type(node.value), node.declared[0] if node.declared else None}

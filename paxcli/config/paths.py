@@ -65,7 +65,8 @@ def replace_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     replaced: the content is written to it.
     """
     with replacement(path) as place:
-        (repeat(place.write_bytes) if "://" in os.fspath(path) else place.write_bytes)(content)
+        write = repeat(place.write_bytes) if "://" in os.fspath(path) else place.write_bytes
+        write(content)
 
 
 def write_output(path: str | os.PathLike[str], content: bytes) -> None:

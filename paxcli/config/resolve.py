@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import fiddle as fdl
 
-from paxcli.config.assign import assign, assign_in, check_types, split_assignment
+from paxcli.config.assign import assign, assign_in, fit_types, split_assignment
 from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
@@ -74,7 +74,7 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
     set_paths: list[str] = []
     for assignments in (*loaded.assignments, *layers):
         set_paths = _apply(config, assignments, sources)
-    check_types(config)
+    fit_types(config)
     nodes = walk(config)
     # Required fields without a value, which would make the build fail.
     if missing := [node.path for node in nodes if node.value is fdl.NO_VALUE and not node.in_template]:

@@ -83,7 +83,7 @@ class LingvoGenerator:
 
     def reset(self) -> None:
         """Restarts the generator."""
-        (self._start if self._dataset is None else self._dataset.Reset)()
+        return self._start() if self._dataset is None else self._dataset.Reset()
 
     def is_infinite_dataset(self) -> bool:
         """Whether the generator is a `tf.data.Dataset` of infinite cardinality."""

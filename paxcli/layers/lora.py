@@ -100,8 +100,8 @@ class AdaptedWeight:
 
     def merge(self) -> jax.Array:
         """The weight that computes the same in evaluation, in the dtype of the base."""
-        gain = 1 if self.magnitude is None else jnp.expand_dims(self._gain(), self._inputs)
-        return (self._sum() * gain).astype(self.base.dtype)
+        merged, with_gain = self._sum(), self.magnitude is not None
+        return (merged * jnp.expand_dims(self._gain(), self._inputs) if with_gain else merged).astype(self.base.dtype)
 
     def multiply(self, einsum: Callable[..., jax.Array], equation: str, x: jax.Array) -> jax.Array:
         """`einsum(equation, x, weight)`. The outputs are the result's last dimensions.

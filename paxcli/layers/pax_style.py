@@ -73,7 +73,6 @@ def _initializer(draw: Callable[..., jax.Array], size: Callable[[Sequence[int]],
     return staticmethod(method)
 
 
-_normal = jax.random.normal
 _uniform = functools.partial(jax.random.uniform, minval=-1.0, maxval=1.0)
 _truncated = functools.partial(jax.random.truncated_normal, lower=-2.0, upper=2.0)
 
@@ -82,11 +81,11 @@ class WeightInit:
     """Initializers by Pax's names. Each is called with a `scale`, by default 1, that multiplies the values."""
 
     Constant = _initializer(lambda key, shape, dtype: jnp.ones(shape, dtype))
-    Gaussian = _initializer(_normal)
-    GaussianSqrtDim = _initializer(_normal, lambda shape: shape[0])
-    GaussianSqrtFanIn = _initializer(_normal, lambda shape: _fans(shape)[0])
-    GaussianSqrtFanOut = _initializer(_normal, lambda shape: _fans(shape)[1])
-    GaussianSqrtFanAvg = _initializer(_normal, lambda shape: sum(_fans(shape)) / 2)
+    Gaussian = _initializer(jax.random.normal)
+    GaussianSqrtDim = _initializer(jax.random.normal, lambda shape: shape[0])
+    GaussianSqrtFanIn = _initializer(jax.random.normal, lambda shape: _fans(shape)[0])
+    GaussianSqrtFanOut = _initializer(jax.random.normal, lambda shape: _fans(shape)[1])
+    GaussianSqrtFanAvg = _initializer(jax.random.normal, lambda shape: sum(_fans(shape)) / 2)
     Uniform = _initializer(_uniform)
     UniformSqrtDim = _initializer(_uniform, lambda shape: shape[0])
     UniformSqrtFanAvg = Xavier = _initializer(_uniform, lambda shape: sum(_fans(shape)) / 6)
@@ -117,8 +116,8 @@ class BaseLayer(Layer):
     Fields may also be declared in the class itself, and the forward pass as `__call__`, as in newer layers of Pax.
 
     Attributes:
-      params_init: The default initializer. A layer that declares a field of this name has another.
-      dtype: That of variables.
+      params_init: Pax's default initializer, for `WeightHParams(init=self.params_init)`; a field may replace it.
+      dtype: The dtype of variables.
     """
 
     HParams: ClassVar[type[BaseHParams]] = BaseHParams

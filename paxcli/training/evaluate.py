@@ -99,8 +99,8 @@ def _count(batch: NestedMap, tokenizer: Tokenizer | None) -> Counter[str]:
 def _over_processes(counts: Counter[str], mesh: Mesh) -> dict[str, int]:
     """The sums of the counts of all input shards, in halves since JAX gathers 32-bit integers."""
     parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
-    sums = {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
-    return {name: total // (jax.process_count() // infeed_shard(mesh)[0]) for name, total in sums.items()}
+    copies = jax.process_count() // infeed_shard(mesh)[0]  # processes that read the same shard
+    return {name: int(np.sum(x.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) // copies for name, x in parts.items()}
 
 
 def _of_perplexity(log_pplx: float, weight: float, counts: dict[str, int]) -> dict[str, float]:

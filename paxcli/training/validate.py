@@ -10,7 +10,7 @@ import fiddle as fdl
 import flax.linen as nn
 import jax
 
-from paxcli.config.assign import check_types
+from paxcli.config.assign import fit_types
 from paxcli.config.tree import check_ranges
 from paxcli.errors import ConfigError, MeshError
 from paxcli.layers.lora import Lora
@@ -41,7 +41,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     Raises:
       ConfigError: With the arithmetic, and the field to change.
     """
-    check_types(config)
+    fit_types(config)
     check_ranges(config)
     mesh = fdl.build(config.mesh)
     mesh.validate()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxcli.config.assign import Text, assign, check_types, split_assignment
+from paxcli.config.assign import Text, assign, fit_types, split_assignment
 from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.tree import find
@@ -25,7 +25,7 @@ def test_texts_set_in_python_are_those_of_set() -> None:
     for name, text in texts.items():
         setattr(in_python.task.train.learner, name, text)
         assign(by_set, f"task.train.learner.{name}", Text(text))
-    check_types(in_python)
+    fit_types(in_python)
     assert in_python == by_set
     assert in_python.task.train.learner.bprop_variable_inclusion == ("embedding",)
 

@@ -407,14 +407,14 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
         return "gpt2"
     if is_latent(attention):
         return "deepseek_v3" if sparse and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
-    is_layered = fdl.get_callable(block.norm) is LayerNorm and fdl.get_callable(block.feed_forward) is FeedForward
+    layer_norm = fdl.get_callable(block.norm) is LayerNorm and fdl.get_callable(block.feed_forward) is FeedForward
     is_parallel = fdl.get_callable(block) is ParallelBlock
     is_partial = attention.rotary is not None and attention.rotary.fraction != 1
     kinds = [
-        ("stablelm", is_layered and block.feed_forward.gated),
-        ("phi", is_layered and is_parallel and block.shared_norm),
-        ("gpt_neox", is_layered and (is_parallel or is_partial or attention.use_bias != block.feed_forward.use_bias)),
-        ("starcoder2", is_layered),
+        ("stablelm", layer_norm and block.feed_forward.gated),
+        ("phi", layer_norm and is_parallel and block.shared_norm),
+        ("gpt_neox", layer_norm and (is_parallel or is_partial or attention.use_bias != block.feed_forward.use_bias)),
+        ("starcoder2", layer_norm),
         ("olmo2" if attention.window is None else "olmo3", not block.pre_norms),
         ("gpt_oss", attention.sinks),
         ("llama4_text", attention.chunked),

@@ -80,7 +80,8 @@ class MaxTextCheckpoint:
         return LastKept(lambda name: self._read(self._names[kind][name]))
 
     def _read(self, full_name: str) -> np.ndarray:
-        item = jax.tree.map(lambda leaf: leaf if leaf is self._leaves[full_name] else ocp.PLACEHOLDER, self._tree)
+        wanted = self._leaves[full_name]
+        item = jax.tree.map(lambda leaf: leaf if leaf is wanted else ocp.PLACEHOLDER, self._tree)
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), self._tree)
         try:
             tree = self._handler.restore(self.path, args=ocp.args.PyTreeRestore(item=item, restore_args=arguments))

@@ -14,7 +14,8 @@ _LEARNER = f"{_TRAIN}.learner"
 _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
 _GPT3_ROWS = 1536
-_FILES = {"hf": ("hf_train_files", "hf_path"), "grain": ("grain_train_files", "grain_file_type")}  # and their format
+# `dataset_type` -> the keys of its files, and of their format.
+_FILES = {"hf": ("hf_train_files", "hf_path"), "grain": ("grain_train_files", "grain_file_type")}
 _FORMATS = {"json": "jsonl", "parquet": "parquet", "arrayrecord": "arrayrecord"}
 _TOKENIZERS = {"sentencepiece": "SentencePiece", "tiktoken": "Tiktoken", "huggingface": "HuggingFace"}
 
@@ -147,17 +148,17 @@ def _set_data(draft: Conversion) -> None:
     draft.copy(_TRAIN, "random_seed")
     draft.copy("train_input", "input_random_seed")
     if settings.date < tables.day_of("packed_rows") and kind != "synthetic":
-        draft.approximate("The loss: MaxText of early 2023 divided by all positions, pax divides by real tokens.")
+        draft.approximate("The loss: MaxText of early 2023 counted padding as tokens; pax divides by real tokens.")
 
 
-def _set_text(draft: Conversion, files: str, format: str) -> None:
-    """Documents of files, whose names and format these keys have. Those of a dataset on the Hub have no names there."""
-    settings, known = draft.settings, _FORMATS.get(draft.settings[format])
-    patterns = [part.partition(",")[0] for part in settings[files].split(";") if part and known]
-    tokenizer = "HuggingFace" if format == "hf_path" else _TOKENIZERS[settings["tokenizer_type"]]
+def _set_text(draft: Conversion, files_key: str, format_key: str) -> None:
+    """Documents in files, whose names and format these keys give. For a dataset on the Hub, they give no file names."""
+    settings, kind = draft.settings, _FORMATS.get(draft.settings[format_key])
+    patterns = [part.partition(",")[0] for part in settings[files_key].split(";") if part and kind]
+    tokenizer = "HuggingFace" if format_key == "hf_path" else _TOKENIZERS[settings["tokenizer_type"]]
     draft.set("train_input", "TextInput", "dataset_type")
-    draft.set("train_input.files", patterns or None, files)
-    draft.set("train_input.format", known, format)
+    draft.set("train_input.files", patterns or None, files_key)
+    draft.set("train_input.format", kind, format_key)
     draft.set("train_input.text_field", settings["train_data_columns"][0], "train_data_columns")
     draft.set("train_input.packing", "first_fit" if settings["packing"] else "one_per_row", "packing")
     draft.set("train_input.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
@@ -168,7 +169,7 @@ def _set_text(draft: Conversion, files: str, format: str) -> None:
     else:
         draft.set("train_input.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
     if len(patterns) > 1:
-        draft.approximate(f"{files}: the weights of its patterns; for those, set `train_input` to a MixtureInput.")
+        draft.approximate(f"{files_key}: the weights of its patterns; for those, set `train_input` to a MixtureInput.")
 
 
 def _set_preferences(draft: Conversion) -> None:

@@ -123,8 +123,8 @@ def export_maxtext(
     done = ExportedWeights(os.fspath(run_dir), step, target, layout.block, "float32", bool(step), size, [], left_out)
     if dry_run:
         return done
-    # The moments of frozen parameters are zeros.
-    named = {kind: {name: np.zeros(x.shape, x.dtype) for name, x in params.items()} for kind, _ in wanted.values()}
+    zeros = {name: np.zeros(x.shape, x.dtype) for name, x in params.items()}  # moments of frozen parameters
+    named = {kind: {**zeros} for kind, _ in wanted.values()}
     for name, (kind, parameter) in wanted.items():
         named[kind][parameter] = arrays[name]
     trees = {kind: {"params": nest_by_name(dict(from_pax(rules, x, kind)))} for kind, x in named.items()}
