@@ -79,7 +79,7 @@ def decode(
     if interactive and (prompts or prompts_file or as_json):
         raise ConfigError("--interactive reads prompts from the terminal.", "Leave out --prompt, files and --json.")
     rows: list[Any] = [*(prompts or ()), *(read_prompts(prompts_file) if prompts_file else ())]
-    run = open_run(target, overlays, sets, run_dir)
+    run = open_run(target, overlays, sets, run_dir, as_json)
     step = run.step(step)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "step": step}
     if interactive:

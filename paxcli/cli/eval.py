@@ -69,7 +69,7 @@ def evaluate(
         raise ConfigError("There is no task to run.", "Name one: `--tasks NAME`.")
     if watch and step is not None:
         raise ConfigError("--watch evaluates every checkpoint, and --step one.", "Leave out one of them.")
-    run = open_run(target, overlays, sets, run_dir)
+    run = open_run(target, overlays, sets, run_dir, as_json)
     evaluations = []
     for at in run.watch() if watch else [run.step(step)]:
         try:

@@ -79,8 +79,8 @@ def _recipe_argument(metavar: str, help: str) -> Any:
     return typer.Argument(metavar=metavar, help=help, autocompletion=complete_recipe)
 
 
-_RECIPE = "A name from `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml."
-_RUN_OR_RECIPE = "A run directory, or a recipe that was trained in runs/RECIPE."
+_RECIPE = "A name from `pax recipes ls`, ./mine.py:my_recipe, mine.yaml, or hf:DIR|NAME."
+_RUN_OR_RECIPE = "A run directory, a recipe that was trained in runs/RECIPE, or hf:DIR|NAME."
 _OVERLAY = "Apply an overlay, such as cpu. Repeatable, in order. Default: none."
 
 RecipeArgument = Annotated[str, _recipe_argument("RECIPE", _RECIPE)]

@@ -50,7 +50,8 @@ def collect(
     from paxcli.profiling.collect import collect
 
     settings = {"steps": steps, "warmup": warmup, "percentile": percentile}
-    if measured := _measure(collect, open_recipe(recipe, overlays, sets, run_dir), settings, dry_run, as_json):
+    run = open_recipe(recipe, overlays, sets, run_dir, as_json, dry_run)
+    if measured := _measure(collect, run, settings, dry_run, as_json):
         text = f"Wrote {measured['profile']} and .pbtxt: {measured['instructions']} instructions."
         say_result(measured, f"{text}\nNext: pax pgle apply {shlex.quote(recipe)}", as_json)
 
@@ -74,7 +75,7 @@ def apply(
       pax pgle apply c4-1b --json
     """
     configure_jax(verbose_compiler=True)
-    run = open_recipe(recipe, overlays, sets, run_dir)
+    run = open_recipe(recipe, overlays, sets, run_dir, as_json)
 
     from paxcli.profiling.apply import open_profile
     from paxcli.training.loop import train
@@ -131,8 +132,8 @@ def pgle_profile(
 
     settings = {"steps": steps, "warmup": warmup, "percentile": percentile}
     with XlaLog() as xla_log:
-        verb = functools.partial(compare, xla_log=xla_log)
-        measured = _measure(verb, open_recipe(recipe, overlays, sets, run_dir), settings, dry_run, as_json)
+        run = open_recipe(recipe, overlays, sets, run_dir, as_json, dry_run)
+        measured = _measure(functools.partial(compare, xla_log=xla_log), run, settings, dry_run, as_json)
     if measured:
         say_result(measured, _comparison(measured, recipe), as_json)
 

@@ -66,7 +66,5 @@ def _summary(run: RunMetrics, metric: str) -> dict[str, dict[str, float]]:
     """Split → number of points, and the last one."""
     from paxcli.metrics.curves import series
 
-    return {
-        curve.split: {"points": len(curve.steps), "last_step": curve.steps[-1], "last": curve.values[-1]}
-        for curve in series(run, metric)
-    }
+    curves = series(run, metric)
+    return {one.split: {"points": len(one.steps), "last_step": one.steps[-1], "last": one.values[-1]} for one in curves}

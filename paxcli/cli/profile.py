@@ -38,7 +38,7 @@ def _text(result: dict[str, Any], top: int) -> str:
     if steps:
         lines[0] += f", {result['step_seconds'] * 1e3:.2f} ms a step"
     lines += ["", "Time of the devices"]
-    lines += [f"  {share:5.1f}%  {kind}" for kind, share in _round_shares(result["shares"]).items()]
+    lines += [f"  {share:6.1%}  {kind}" for kind, share in result["shares"].items()]
     if result["hidden_collective_share"]:
         lines.append(f"  hidden collectives (beside other work): another {result['hidden_collective_share']:.1%}")
     lines += ["", "Layers", *(f"  {layer['share']:6.1%}  {layer['layer']}" for layer in result["layers"][:top])]
@@ -52,12 +52,3 @@ def _text(result: dict[str, Any], top: int) -> str:
     lines += ["", "Memory"] if memory else []
     lines += [f"  {bytes_ / 2**20:12,.1f} MiB  {name.removesuffix('_bytes')}" for name, bytes_ in memory.items()]
     return "\n".join(lines)
-
-
-def _round_shares(shares: dict[str, float]) -> dict[str, float]:
-    """Shares in percent with one decimal that still add up to 100: those with the largest remainders are rounded up."""
-    tenths = {name: int(share * 1000) for name, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda name: tenths[name] - shares[name] * 1000)
-    for name in by_remainder[: 1000 - sum(tenths.values())]:
-        tenths[name] += 1
-    return {name: tenth / 10 for name, tenth in tenths.items()}

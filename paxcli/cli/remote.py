@@ -14,10 +14,9 @@ from typing import Annotated, Any
 import typer
 
 import paxcli as pax
-from paxcli.cli.import_weights import HF
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.provision import find, say_commands
-from paxcli.cli.runs import check_devices, load_recipe, recipe_files
+from paxcli.cli.runs import HF, check_devices, load_recipe, recipe_files
 from paxcli.cloud import commands
 from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.gcloud import Gcloud
@@ -146,12 +145,14 @@ def _load_recipe(params: dict[str, Any]) -> pax.Recipe | None:
 
 def _check_sharing(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:
     """Raises a ConfigError if several workers cannot share a run directory, or would all import the same weights."""
+    if verb not in _SHARING or len(workers) == 1:
+        return
+    is_shared = verb in _SHARING and len(workers) > 1
     places = [str(params[key]) for key in ("run_dir", "target") if params.get(key)]
-    if verb in _SHARING and len(workers) > 1 and not any("://" in place or place.startswith("/") for place in places):
+    if is_shared and not any("://" in place or place.startswith("/") for place in places):
         hint = "Give one that all of them reach: --run-dir gs://BUCKET/RUN"
         raise ConfigError(f"{len(workers)} workers share no disk: each would have a run directory of its own.", hint)
-    weights = next((text for key in ("recipe", "source") if (text := str(params.get(key))).startswith(HF)), None)
-    if weights and len(workers) > 1:
+    if is_shared and (weights := next((text for text in map(str, params.values()) if text.startswith(HF)), None)):
         hint = f"`pax import {weights.removeprefix(HF)} --out gs://BUCKET/RUN`, then write gs://BUCKET/RUN instead."
         raise ConfigError(f"{len(workers)} workers would all import {weights} into one run directory.", hint)
 

@@ -11,11 +11,10 @@ import typer
 
 import paxcli as pax
 from paxcli.cli import options
-from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.restarts import keep_restarting
-from paxcli.cli.runs import load_recipe
+from paxcli.cli.runs import HF, import_once, load_recipe, model_name
 from paxcli.config.paths import default_run_dir
 from paxcli.errors import ConfigError
 from paxcli.metrics.text import values_text
@@ -91,9 +90,10 @@ def train(
 
     if recipe.startswith(HF):
         if source is not None or with_optimizer:
-            problem = f"The run starts from the weights of {recipe}, with a new optimizer state."
-            raise ConfigError(problem, "Leave out `--from` and `--with-optimizer`.")
-        run_dir = run_dir or default_run_dir(Path(recipe.removeprefix(HF)).resolve().name)
+            raise ConfigError(
+                f"The run starts from the weights of {recipe}.", "Leave out `--from` and `--with-optimizer`."
+            )
+        run_dir = run_dir or default_run_dir(model_name(recipe))
         loaded = import_once(recipe, run_dir, None, overlays, sets, dry_run, as_json)
     elif source is not None and source.startswith(HF):
         if with_optimizer:
@@ -157,10 +157,9 @@ def _describe(
 
 def run_text(result: dict[str, Any]) -> str:
     """The summary of a training run, as text."""
-    if result["loss"] is None:  # in the last line of metrics; or there is none, as in a copy
-        loss = "unknown" if result["tokens_per_second"] is None else "not finite"
-    else:
-        loss = f"{result['loss']:.4f}"
+    # The last line of metrics has no loss; or there is no line, as in a copy.
+    missing = "unknown" if result["tokens_per_second"] is None else "not finite"
+    loss = missing if result["loss"] is None else f"{result['loss']:.4f}"
     lines = [f"{result['run_dir']}: {result['steps']} steps, loss {loss}"]
     lines += [f"eval {name}: {values_text(metrics)}" for name, metrics in result["eval"].items()]
     run_dir = shlex.quote(result["run_dir"])

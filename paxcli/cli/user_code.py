@@ -40,6 +40,5 @@ def explain(error: BaseException) -> tuple[str, str] | None:
 
 def _is_beside(recipes: list[Path], file: Path) -> bool:
     """Whether a file is in the directory of a recipe file, or below it, and is not of an installed package."""
-    if "site-packages" in file.parts or any(file.is_relative_to(root) for root in package_directories()):
-        return False
-    return any(file.is_relative_to(recipe.parent) for recipe in recipes)
+    is_installed = "site-packages" in file.parts or any(file.is_relative_to(root) for root in package_directories())
+    return not is_installed and any(file.is_relative_to(recipe.parent) for recipe in recipes)

@@ -76,7 +76,7 @@ def find_entry(target: str) -> RecipeEntry:
     entry = by_name.get(recipe_name(target)) or by_name.get(target.rpartition(".")[2])
     weights = target.removeprefix("hf:")
     if entry is None and (weights != target or (resolve_path(target) / "config.json").is_file()):
-        hint = f"It is a Hugging Face model: `pax import {weights} --out RUN_DIR`, or `pax train hf:{weights}`."
+        hint = f"It is a Hugging Face model: `pax import {weights} --out RUN_DIR`; most commands take `hf:{weights}`."
         raise ConfigError(f"`{target}` is not a recipe.", hint)
     if entry is None:
         hint = did_you_mean(target, by_name) or "`pax recipes ls` lists them; a file is `./mine.py:my_recipe`."

@@ -78,7 +78,7 @@ class RunDir:
         if not (directory / "recipe.yaml").exists():
             hint = "Give a directory that `pax train` wrote."
             if (directory / "config.json").exists():
-                hint = f"It is a Hugging Face model: `pax import {self.path} --out RUN_DIR`."
+                hint = f"It is a Hugging Face model: `pax import {self.path} --out RUN_DIR`, or write `hf:{self.path}`."
             raise DataError(f"{self.path} is not a run directory: it has no recipe.yaml.", hint)
         return str(directory)
 

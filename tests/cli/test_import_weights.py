@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import paxcli
 from paxcli.cli.main import app
 from paxcli.cli.output import run
-from tests.convert.huggingface.directories import tensors_of, write_directory
+from tests.convert.huggingface.directories import tensors_of, write_directory, write_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +66,48 @@ def set_options(*more: str) -> list[str]:
     return [word for value in (*SMALL, "percore_batch_size=null", *more) for word in ("--set", value)]
 
 
-@pytest.mark.parametrize("prefix", ["", "hf:"])
-def test_a_model_of_hugging_face_is_no_recipe(prefix: str, tmp_path: pathlib.Path, capsys):
+def test_a_directory_of_hugging_face_is_no_recipe(tmp_path: pathlib.Path, capsys):
     source = write_directory(tmp_path / "hf", "llama2")
     for words in (["recipes", "show"], ["eval"], ["decode"]):
-        assert run(app, [*words, f"{prefix}{source}"]) in (2, 5)
-        assert f"It is a Hugging Face model: `pax import {source} --out RUN_DIR`" in capsys.readouterr().err
+        assert run(app, [*words, str(source)]) in (2, 5)
+        error = capsys.readouterr().err
+        assert f"It is a Hugging Face model: `pax import {source} --out RUN_DIR`" in error and f"`hf:{source}`" in error
+
+
+def test_a_model_of_hugging_face_is_described_without_its_weights(pax_here, tmp_path: pathlib.Path):
+    write_directory(tmp_path / "model", "llama31").joinpath("model.safetensors").unlink()
+    shown = json.loads(pax_here("recipes", "show", "hf:model", "--set", "num_layers=1", "--json").stdout)
+    assert shown["name"] == "model" and shown["values"]["task.model.model_dims"] == {"value": 32, "from": "recipe"}
+    assert shown["values"]["task.model.num_layers"] == {"value": 1, "from": "--set"}
+    assert "train: 1 batches" in pax_here("inspect-input", "hf:model", "--num-batches", "1").stdout
+    assert "task.model.model_dims: 32 -> 2048" in pax_here("recipes", "diff", "hf:model", "llama-1b").stdout
+    unknown = pax_here("recipes", "show", "hf:model", "--set", "num_layrs=1")
+    assert unknown.returncode == 2 and "`num_layers`" in unknown.stderr
+    copied = pax_here("recipes", "cp", "hf:model", "mine.py")
+    assert copied.returncode == 2 and "pax import model" in copied.stderr
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.slow
+def test_weights_of_hugging_face_are_decoded_and_evaluated(pax, tmp_path: pathlib.Path):
+    write_tokenizer(write_directory(tmp_path / "model", "llama31"))
+    (tmp_path / "text.txt").write_text("a text of its own")
+    greedy = ["--prompt", "a text", "--max-tokens", "8", "--temperature", "0", "--json"]
+    first, second = (pax("decode", "hf:model", *greedy) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert "Imported" in first.stderr and "Imported" not in second.stderr  # imported once
+    imported = pax("import", "model", "--out", "imported")
+    assert imported.returncode == 0, imported.stderr
+    apart = pax("decode", "imported", *greedy)
+    assert json.loads(first.stdout) == json.loads(second.stdout) == json.loads(apart.stdout)
+    lost = pax("eval", "hf:model", "--files", "text.txt", "--run-dir", "evaluated", "--json")
+    assert list(json.loads(lost.stdout)["metrics"]) == ["files"], lost.stderr
+    trained = pax("train", "hf:model", *set_options())
+    assert trained.returncode == 0, trained.stderr
+    ambiguous = pax("decode", "hf:model", *greedy)  # its weights, or those that were trained?
+    assert ambiguous.returncode == 2 and "began with hf:model, and was trained" in ambiguous.stdout
+    failed = json.loads(pax("decode", "hf:none", *greedy).stdout)
+    assert failed["error"]["exit_code"] == 5
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
     assert run(app, ["profile", "summarize", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
     percents = [float(line.split("%")[0]) for line in shown.splitlines()[3:9]]
-    assert round(sum(percents), 1) == 100 and "stack/layers/attention" in shown
+    assert sum(percents) == pytest.approx(100, abs=0.3) and "stack/layers/attention" in shown
 
     cut_short = b"HloModule jit_train_step\n\nENTRY %main (x: f32[]) -> f32[] {\n  %x = f32[] parameter(0)\n"
     sizes = (b"", b'{"temp_by', b"[1]", b'{"temp_bytes": null}', b'{"temp_bytes": 1%s}' % (b"0" * 400))
