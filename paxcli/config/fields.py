@@ -65,7 +65,7 @@ class Mark(enum.Enum):
     NOT_COMPILED = "does not affect the compiled train step"
     DERIVED = "filled in when the run starts"
     COPIED = "the path of a file that is copied into the run directory"
-    COMMON = "is usually the same in all inputs: its name sets it in each, and an input that replaces one keeps it"
+    COMMON = "is usually the same everywhere: its name sets all of that name, and a class that replaces one keeps it"
 
 
 PositiveInt = Annotated[int, Range(min=1)]
@@ -87,6 +87,7 @@ AnyFloat = Annotated[float, Range()]
 Fraction = Annotated[float, Range(min=0, max=1)]
 PositiveFraction = Annotated[float, Range(above=0, max=1)]
 DecayRate = Annotated[float, Range(min=0, below=1)]
+DropoutRate = Annotated[float, Range(min=0, below=1), Mark.COMMON]
 
 SafeOnResume = Annotated[T, Mark.SAFE_ON_RESUME]
 NotCompiled = Annotated[T, Mark.NOT_COMPILED]

@@ -88,10 +88,8 @@ class LanguageModelFeatures(Features):
     use_custom_packing_ops: bool = False
 
     def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        convert = load("seqio").DecoderFeatureConverter(
-            pack=self.pack, use_custom_packing_ops=self.use_custom_packing_ops, bos_id=self.bos_id
-        )
-        return convert(ds, task_feature_lengths)
+        options = dict(pack=self.pack, use_custom_packing_ops=self.use_custom_packing_ops, bos_id=self.bos_id)
+        return load("seqio").DecoderFeatureConverter(**options)(ds, task_feature_lengths)
 
     def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
         spec = language_spec(batch_size, self.row_length(task_feature_lengths))

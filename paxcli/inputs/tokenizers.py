@@ -20,16 +20,8 @@ from paxcli.errors import ConfigError, DataError, load_library
 from paxcli.inputs.hub import find_model
 from paxcli.inputs.tokenizer_files import special_tokens
 
-# Those of Llama 3, whose `tokenizer.model` contains neither.
-_LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_TOKENS = (
-    *("<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(2))),
-    *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
-    *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{i}|>" for i in range(2, 247))),
-)
+# Of Llama 3, whose `tokenizer.model` contains neither.
+_LLAMA3_PATTERN, *_LLAMA3_TOKENS = (Path(__file__).parent / "data" / "llama3_tokens.txt").read_text().splitlines()
 
 # Llama's code splits longer whitespace, too: at a million characters, tiktoken's regular expressions fail.
 _LONG_SPACE = re.compile(r"\s{25000}(?=\s)")

@@ -1,4 +1,4 @@
-"""Activation functions by name, and the soft cap of logits."""
+"""Functions of activations: nonlinearities by name, the soft cap of logits, and dropout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -17,6 +18,11 @@ ActivationName = Literal[
 
 _CLAMP = 7.0  # of gpt-oss, and the factor in its sigmoid
 _SLOPE = 1.702
+
+
+def identity(x: jax.Array) -> jax.Array:
+    """In place of a norm, an activation or dropout that a layer does not have."""
+    return x
 
 
 _GELU_RATE = math.sqrt(8 / math.pi)
@@ -47,7 +53,7 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "clamped_silu": lambda x: jnp.minimum(x, _CLAMP) * jax.nn.sigmoid(_SLOPE * jnp.minimum(x, _CLAMP)),
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
-    "identity": lambda x: x,
+    "identity": identity,
 }
 
 
@@ -64,3 +70,20 @@ def gate(name: ActivationName, gate: jax.Array, x: jax.Array) -> jax.Array:
 def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
     """`cap * tanh(x / cap)`, or `x` when `cap` is None."""
     return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def dropout(layer: nn.Module, rate: float) -> Callable[[jax.Array], jax.Array]:
+    """Dropout (Srivastava et al., 2014) in training; `identity` in evaluation, and with rate 0.
+
+    Each call drops other elements, whatever the sharding, and divides those that it keeps by `1 - rate`.
+
+    Args:
+      layer: The layer that calls it, for its random keys.
+      rate: Share of the elements that are dropped, below 1.
+    """
+
+    def drop(x: jax.Array) -> jax.Array:
+        kept = jax.random.bernoulli(layer.make_rng("dropout"), 1 - rate, x.shape)
+        return jnp.where(kept, x / (1 - rate), 0)
+
+    return drop if rate and layer.has_rng("dropout") else identity

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import Configurable
 from paxcli.errors import ConfigError
+from paxcli.layers.activations import dropout
 from paxcli.layers.flops import Flops
 from paxcli.layers.init import Init, Initializer
-from paxcli.layers.lora import A, AdaptedWeight, Lora, adapter_arrays, current_lora, kaiming_uniform
+from paxcli.layers.lora import A, AdaptedWeight, Lora, active_lora, adapter_arrays, kaiming_uniform
 from paxcli.layers.matmul import OutputFirst
 from paxcli.mesh.weights import Weight, WeightBox
 
@@ -95,7 +95,7 @@ class Layer(Configurable, nn.Module):
         any_order = any_order or factored
         facts = Weight(axes, contracts, produces, group=group, init_scale=scale, any_order=any_order)
         w = self._declare(name, init, shape, facts)
-        lora = current_lora()
+        lora = active_lora.get()
         if lora is None or not contracts:
             return w
         path = "/".join((*self.path, name))
@@ -116,12 +116,7 @@ class Layer(Configurable, nn.Module):
             init = kaiming_uniform(of_adapter) if suffix == A else nn.initializers.zeros
             arrays.append(self._declare(name + suffix, init, shape, of_adapter))
 
-        def drop(x: jax.Array) -> jax.Array:
-            kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - lora.dropout, x.shape)
-            return jnp.where(kept, x / (1 - lora.dropout), 0)
-
-        drops = lora.dropout > 0 and self.has_rng("dropout")
-        return AdaptedWeight(facts, lora.scale, w, *arrays, dropout=drop if drops else None)
+        return AdaptedWeight(facts, lora.scale, w, *arrays, dropout=dropout(self, lora.dropout))
 
     def lookup_table(
         self, name: str, init: Init, shape: tuple[int, int], axes: tuple[str | None, str | None]

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import jax
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import PositiveInt
+from paxcli.config.fields import DropoutRate, PositiveInt
 from paxcli.errors import ConfigError
+from paxcli.layers.activations import dropout, identity
 from paxcli.layers.attention.attention import Attention
 from paxcli.layers.base import Block, Cache, HiddenStates, Ids, Layer, Visibility, cache_of, flops_of, visibility_of
 from paxcli.layers.feed_forward import FeedForward
@@ -46,6 +47,8 @@ class TransformerBlock(Block):
         Ding et al., 2021); or `feed_forward`: it follows the feed-forward only.
       pre_norms: Whether a norm precedes attention and feed-forward. Without, set `post_norms` (OLMo et al., 2024).
       zero_padding: Whether the feed-forward adds 0 at padding (segment 0), as in Pax. No token depends on it.
+      residual_dropout_prob: Share of the elements of each branch's output, of attention and feed-forward, that training
+        drops before the output is added to the residual stream (dropout: Srivastava et al., 2014).
       precision: `fp8` computes matmuls with weights in 8 bits in training; None = in the dtype of the activations.
       params_init: Initializer of the weights.
     """
@@ -61,6 +64,7 @@ class TransformerBlock(Block):
     post_norms: bool | Literal["feed_forward"] = False
     pre_norms: bool = True
     zero_padding: bool = False
+    residual_dropout_prob: DropoutRate = 0.0
     precision: Precision | None = None
     params_init: Init = Xavier()
 
@@ -120,7 +124,7 @@ class TransformerBlock(Block):
     ) -> tuple[jax.Array, Cache]:
         """The output of attention, to be added to the residual stream, from the normed `x`."""
         y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
-        return self.attention_post_norm(y), cache
+        return dropout(self, self.residual_dropout_prob)(self.attention_post_norm(y)), cache
 
     def _feed_forward_input(self, x: jax.Array, normed: jax.Array, y: jax.Array) -> jax.Array:
         """Input of the feed-forward, from the block's `x`, its norm, which attention reads, and `x` plus attention."""
@@ -128,7 +132,9 @@ class TransformerBlock(Block):
 
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """The output of the feed-forward, to be added to the residual stream, from the normed `x`."""
-        y = self.feed_forward_post_norm(self._feed_forward(as_matmul_input(x)))
+        y = dropout(self, self.residual_dropout_prob)(
+            self.feed_forward_post_norm(self._feed_forward(as_matmul_input(x)))
+        )
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y
 
 
@@ -162,11 +168,6 @@ def as_residual(x: HiddenStates) -> HiddenStates:
 def as_matmul_input(x: HiddenStates) -> HiddenStates:
     """`x` with the sharding that matmuls with weights need."""
     return constrain(x, *_MATMUL_INPUT) if _differ(x) else x
-
-
-def identity(x: jax.Array) -> jax.Array:
-    """In place of a norm that a block does not have."""
-    return x
 
 
 def _field_names(part: functools.partial) -> set[str]:

@@ -9,9 +9,10 @@ import jax
 from jaxtyping import Float
 
 from paxcli.config.configurable import template
+from paxcli.layers.activations import dropout, identity
 from paxcli.layers.attention.cross_attention import CrossAttention
 from paxcli.layers.base import Cache, HiddenStates, Ids, SourceIds, flops_of
-from paxcli.layers.block import TransformerBlock, as_matmul_input, as_residual, identity
+from paxcli.layers.block import TransformerBlock, as_matmul_input, as_residual
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
 from paxcli.layers.summaries import report_activation
@@ -62,7 +63,7 @@ class DecoderBlock(TransformerBlock):
         x = x + attended
         normed = as_matmul_input(self.cross_attention_norm(x))
         read, keys = self._cross_attention(normed, segment_ids, source, source_segment_ids, keys)
-        x = x + self.cross_attention_post_norm(read)
+        x = x + dropout(self, self.residual_dropout_prob)(self.cross_attention_post_norm(read))
         return x + self._feed(self.feed_forward_norm(x), segment_ids), None if own is None else DecoderCache(own, keys)
 
     def matmul_flops(self, *shape: int) -> Flops | None:

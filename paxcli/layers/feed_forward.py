@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from paxcli.config.fields import PositiveInt
-from paxcli.layers.activations import ActivationName, activation, gate
+from paxcli.config.fields import DropoutRate, PositiveInt
+from paxcli.layers.activations import ActivationName, activation, dropout, gate
 from paxcli.layers.base import FeedForwardLayer, HiddenStates
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
@@ -27,6 +27,7 @@ class FeedForward(FeedForwardLayer):
       activation: Name of the activation.
       gated: Whether a second projection, with the activation, gates the first.
       use_bias: Whether `w_in` and `w_out` have biases.
+      relu_dropout_prob: Share of the hidden activations, after the activation and the gate, that training drops.
       precision: `fp8` computes the matmuls in 8 bits in training; None = in the dtype of the activations.
       params_init: Initializer of the matrices.
     """
@@ -36,6 +37,7 @@ class FeedForward(FeedForwardLayer):
     activation: ActivationName = "gelu"
     gated: bool = False
     use_bias: bool = True
+    relu_dropout_prob: DropoutRate = 0.0
     precision: Precision | None = None
     params_init: Init = Xavier()
 
@@ -62,6 +64,7 @@ class FeedForward(FeedForwardLayer):
             hidden = gate(self.activation, gates, hidden)
         else:
             hidden = activation(self.activation)(hidden)
+        hidden = dropout(self, self.relu_dropout_prob)(hidden)
         hidden = constrain(hidden, "activation_batch", "activation_length", "activation_mlp")
         y = add_bias(self.out_product("btf,df->btd", hidden, self.w_out), self.b_out)
         return save_as("feed_forward_out", constrain(y, "activation_batch", "activation_length", "activation_embed"))

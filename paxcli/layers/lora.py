@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -14,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.fields import DecayRate, PositiveFloat, PositiveInt
+from paxcli.config.fields import DropoutRate, PositiveFloat, PositiveInt
 from paxcli.layers import matmul
+from paxcli.layers.activations import identity
 from paxcli.layers.shared_weights import multiply_by_scale
-from paxcli.mesh.sharding import set_during
 from paxcli.mesh.weights import Weight
 
 A, B, MAGNITUDE = "_lora_a", "_lora_b", "_lora_magnitude"
@@ -52,7 +51,7 @@ class Lora(Configurable):
 
     rank: PositiveInt = 8
     alpha: PositiveFloat = 16.0
-    dropout: DecayRate = 0.0
+    dropout: DropoutRate = 0.0
     targets: str = "attention/(query|value)$"
     use_rslora: bool = False
     use_dora: bool = False
@@ -63,17 +62,8 @@ class Lora(Configurable):
         return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)
 
 
-_lora: contextvars.ContextVar[Lora | None] = contextvars.ContextVar("lora", default=None)
-
-
-def use_lora(lora: Lora | None) -> contextlib.AbstractContextManager[None]:
-    """Within this context, layers that are initialized or applied have these adapters; None = none."""
-    return set_during(_lora, lora)
-
-
-def current_lora() -> Lora | None:
-    """The adapters of the model that is initialized or applied."""
-    return _lora.get()
+# The adapters of the model that is initialized or applied; None = none.
+active_lora: contextvars.ContextVar[Lora | None] = contextvars.ContextVar("lora", default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +77,7 @@ class AdaptedWeight:
       a: [inputs, rank], with the contracted dimensions of the weight as inputs.
       b: [rank, outputs], with the produced dimensions as outputs. Other dimensions, such as `expert`, lead in both.
       magnitude: DoRA's [outputs]; None = LoRA.
-      dropout: Applied to the inputs of `A`; None = off.
+      dropout: Applied to the inputs of `A`.
     """
 
     facts: Weight
@@ -96,7 +86,7 @@ class AdaptedWeight:
     a: jax.Array
     b: jax.Array
     magnitude: jax.Array | None = None
-    dropout: Callable[[jax.Array], jax.Array] | None = dataclasses.field(default=None, kw_only=True)
+    dropout: Callable[[jax.Array], jax.Array] = dataclasses.field(default=identity, kw_only=True)
 
     def merge(self) -> jax.Array:
         """The weight that computes the same in evaluation, in the dtype of the base."""
@@ -127,10 +117,10 @@ class AdaptedWeight:
 
             return product(x, w), backward
 
-        if einsum is matmul.einsum and self.dropout is None and x.dtype == jnp.float32 and x.size >= self.base.size:
+        if einsum is matmul.einsum and self.dropout is identity and x.dtype == jnp.float32 and x.size >= self.base.size:
             y = multiply_by_sum(x, self.base, self.a, self.b)
         else:
-            y = einsum(equation, x, self.base) + adapt(self.dropout(x) if self.dropout else x, self.a, self.b)
+            y = einsum(equation, x, self.base) + adapt(self.dropout(x), self.a, self.b)
         return y if self.magnitude is None else multiply_by_scale(y, self._gain().astype(y.dtype))
 
     def norm(self, w: jax.Array) -> jax.Array:

@@ -19,11 +19,11 @@ from paxcli.errors import MeshError
 from paxcli.layers.base import BALANCE_BIAS, Cache, Ids, Layer, SourceIds
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
-from paxcli.layers.lora import REFERENCE, Lora, use_lora
+from paxcli.layers.lora import REFERENCE, Lora, active_lora
 from paxcli.layers.scopes import CAST, LOSS
 from paxcli.layers.summaries import SUMMARIES, activations_by_layer
 from paxcli.mesh.axes import Axis
-from paxcli.mesh.sharding import path_of
+from paxcli.mesh.sharding import path_of, set_during
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
 
@@ -67,14 +67,14 @@ class Model(Layer):
     @nn.nowrap
     def init(self, *args: Any, **kwargs: Any) -> Any:
         """Flax's `init`, with adapters and the reference."""
-        with use_lora(self.lora):
+        with set_during(active_lora, self.lora):
             variables: Any = super().init(*args, **kwargs)
         return {**variables, "params": self.with_reference(variables["params"])}
 
     @nn.nowrap
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Flax's `apply`, with adapters."""
-        with use_lora(self.lora):
+        with set_during(active_lora, self.lora):
             return super().apply(*args, **kwargs)
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:

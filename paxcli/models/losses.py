@@ -57,17 +57,6 @@ def _label_logit(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip").astype(jnp.float32)
 
 
-def smooth_labels(
-    xent: Float[jax.Array, "*batch"], logits: Float[jax.Array, "*batch V"], label_smoothing: float
-) -> Float[jax.Array, "*batch"]:
-    """`xent` with label smoothing: the target probability of the label is `1 - label_smoothing`.
-
-    The rest is spread evenly over all other tokens (Szegedy et al., 2016; Pax: `label_smoothing_prob`, likewise).
-    """
-    others = -jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)), axis=-1) - xent
-    return (1 - label_smoothing) * xent + label_smoothing * others / (logits.shape[-1] - 1)
-
-
 def token_losses(
     logits: Float[jax.Array, "*batch V"],
     labels: Int[jax.Array, "*batch"],
@@ -79,12 +68,16 @@ def token_losses(
     Args:
       logits: Logits.
       labels: Target token ids.
-      label_smoothing: Probability that the loss spreads over all other tokens.
+      label_smoothing: Probability that the loss spreads evenly over all other tokens (Szegedy et al., 2016; Pax:
+        `label_smoothing_prob`, likewise).
       z_loss_weight: Weight of the z-loss, the squared log-partition function, which keeps logits near 0 (Chowdhery et
         al., 2022, section 5; Pax: `z_loss_weight`).
     """
     xent, correct = cross_entropy(logits, labels)
-    loss = smooth_labels(xent, logits, label_smoothing) if label_smoothing else xent
+    loss = xent
+    if label_smoothing:
+        others = -jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)), axis=-1) - xent
+        loss = (1 - label_smoothing) * xent + label_smoothing * others / (logits.shape[-1] - 1)
     if z_loss_weight:
         loss = loss + z_loss_weight * jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1))
     return loss, xent, correct

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from paxcli.config.configurable import part, template
-from paxcli.config.fields import LayerCount, PositiveInt, Tokens
+from paxcli.config.fields import DropoutRate, LayerCount, PositiveInt, Tokens
 from paxcli.errors import ConfigError
+from paxcli.layers.activations import dropout
 from paxcli.layers.base import HiddenStates
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.init import Init, Xavier
@@ -36,6 +37,7 @@ class TransformerModel(Model):
       embedding: Template of the token embedding, which also computes the logits unless the model has another head.
       position: Template of what is added to the embedding; None = nothing.
       final_norm: Template of the norm before the logits.
+      input_dropout_prob: Share of the elements of the embedded tokens, positions added, that training drops.
     """
 
     vocab_size: PositiveInt = 0
@@ -50,6 +52,7 @@ class TransformerModel(Model):
     embedding: functools.partial = template(TiedEmbedding)
     position: functools.partial[LearnedPositions] | None = template(LearnedPositions)
     final_norm: functools.partial = template(LayerNorm)
+    input_dropout_prob: DropoutRate = 0.0
 
     def setup(self) -> None:
         self._embedding = self.embedding(name="embedding", **self._table_widths)
@@ -61,7 +64,8 @@ class TransformerModel(Model):
     def _embed(self, ids: jax.Array, positions: jax.Array) -> HiddenStates:
         """Embedded tokens, with what their positions add."""
         x = self._embedding.embed(ids)
-        return x if self.position is None else x + self._position(positions).astype(x.dtype)
+        x = x if self.position is None else x + self._position(positions).astype(x.dtype)
+        return dropout(self, self.input_dropout_prob)(x)
 
     @property
     def head_dims(self) -> int:

@@ -16,11 +16,7 @@ def l1_penalty(weight: float, mask: Any) -> optax.GradientTransformation:
       weight: Weight of the penalty in the loss.
       mask: A tree like the parameters of whether each is penalized; None = all.
     """
-
-    def add_gradient(grads: Any, params: Any) -> Any:
-        return optax.tree.add_scale(grads, weight, jax.tree.map(jnp.sign, params))
-
-    penalty = optax.stateless(add_gradient)
+    penalty = optax.stateless(lambda grads, params: optax.tree.add_scale(grads, weight, jax.tree.map(jnp.sign, params)))
     return penalty if mask is None else optax.masked(penalty, mask)
 
 

@@ -11,7 +11,8 @@ import flax.linen as nn
 import jax
 
 from paxcli.config.assign import fit_types
-from paxcli.config.tree import check_ranges
+from paxcli.config.fields import DropoutRate
+from paxcli.config.tree import check_ranges, is_at_or_below, walk
 from paxcli.errors import ConfigError, MeshError
 from paxcli.layers.lora import Lora
 from paxcli.layers.pipeline import Pipeline
@@ -95,6 +96,10 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
         lacking = "pipeline stages do" if pipelined else "DP-SGD does"
         problem = f"task.summary_verbosity={config.task.summary_verbosity} logs statistics of activations"
         raise ConfigError(f"{problem}, which {lacking} not report.", f"Set it to {ACTIVATIONS - 1} at most.")
+    for node in walk(config.task.model) if pipelined else ():
+        if node.annotation == DropoutRate and node.value and is_at_or_below(node.path, (*pipelined, "lora")):
+            hint = "Set it to 0, or use a recipe without pipeline."
+            raise ConfigError(f"Pipeline stages have no dropout, and task.model.{node.path}={node.value}.", hint)
     for path, stack in pipelined.items():
         stack.pipeline.layers_per_group(stack.num_layers)
         if on_mesh not in (1, stack.num_stages):
@@ -117,8 +122,6 @@ def _check_microbatches(config: Any, pipeline: Pipeline, sizes: dict[str, int], 
 
 
 def _check_lora(config: Any, model: Model, lora: Lora) -> None:
-    if lora.dropout and any(isinstance(stack, PipelinedStack) for stack in model.stacks().values()):
-        raise ConfigError("Pipeline stages have no `lora.dropout`.", "Set it to 0, or use a recipe without pipeline.")
     task = dataclasses.replace(fdl.build(config.task), model=model.clone(lora=None))
     weights = weights_of(abstract_params(task, fdl.build(config.train_input).element_spec()))
     named = zip(parameter_names(weights), jax.tree.leaves(weights), strict=True)

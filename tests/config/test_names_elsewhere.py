@@ -73,4 +73,5 @@ def test_the_batch_size_is_not_that_of_decoding() -> None:
 
 def test_case_and_hyphens_do_not_matter() -> None:
     assert field_of("Batch-Size") == "global_batch_size"
-    assert field_of("dropout") is None
+    assert field_of("DROPOUT") == "residual_dropout_prob"
+    assert field_of("flavor") is None

@@ -15,10 +15,11 @@ from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.linear import Linear
-from paxcli.layers.lora import Lora, use_lora
+from paxcli.layers.lora import Lora, active_lora
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.shared_weights import look_up
+from paxcli.mesh.sharding import set_during
 
 _DIMS = 8
 _EXPERTS: dict[str, Any] = dict(model_dims=_DIMS, hidden_dims=_DIMS, num_experts=2, use_bias=True)
@@ -69,7 +70,7 @@ def test_gradients_of_biases_and_scales_in_bfloat16_are_those_in_float32(name: s
     ids = jnp.ones(x.shape[:2], jnp.int32)
     arguments = (x, ids, ids) if name == "attention" else (x,)
     method = "logits" if name == "logits" else "__call__"
-    with use_lora(Lora(targets="w_in", use_dora=True) if name == "dora" else None):
+    with set_during(active_lora, Lora(targets="w_in", use_dora=True) if name == "dora" else None):
         variables: Any = _LAYERS[name].init(jax.random.key(2), *arguments, method=method)
         # Values that bfloat16 has.
         params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), nn.meta.unbox(variables["params"]))

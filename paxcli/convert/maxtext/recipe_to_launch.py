@@ -33,7 +33,7 @@ _MUST_BE_EQUAL = (_MODEL, _LEARNER)
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
 _MAY_DIFFER += ("max_consecutive_skips", "loss_chunk")
 _DECAY_START = f"{_LEARNER}.schedule.decay_start"
-_DECAY = f"{_LEARNER}.optimizer.decay_norms_and_biases"  # is reported, not refused
+_REPORTED = ("optimizer.decay_norms_and_biases", "_dropout_prob")  # not refused
 
 
 def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, str], list[str]]:
@@ -52,7 +52,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
     differing = [path for path in differing if path.rpartition(".")[2] not in _MAY_DIFFER]
     differing = [path for path in differing if not path.startswith((f"{_MODEL}.params_init", "eval_inputs", "decode_"))]
-    if refused := [path for path in differing if path.startswith(_MUST_BE_EQUAL) and path != _DECAY]:
+    if refused := [path for path in differing if path.startswith(_MUST_BE_EQUAL) and not path.endswith(_REPORTED)]:
         path = refused[0]
         problem = f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}."
         raise ConfigError(problem, f"For example `{path}` is {values.get(path)!r}; MaxText's is {again.get(path)!r}.")

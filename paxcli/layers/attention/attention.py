@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
+from paxcli.config.fields import DropoutRate, PositiveFloat, PositiveInt, SafeOnResume, Tokens
 from paxcli.errors import ConfigError
+from paxcli.layers.activations import dropout
 from paxcli.layers.attention.backend import HEADS, Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
@@ -85,6 +86,8 @@ class Attention(SelfAttention):
       temperature_growth: Queries are multiplied by `1 + growth * ln(1 + floor((position + 1) / temperature_length))`,
         so that attention stays sharp in long rows (Nakanishi, 2025; Llama 4 without RoPE); None = off.
       temperature_length: Positions between two steps of this factor.
+      atten_dropout_prob: Share of the attention probabilities that training drops. Needs `xla` in training, which then
+        stores the probabilities of each head, [T, T]; `auto` uses it.
     """
 
     model_dims: PositiveInt
@@ -113,6 +116,7 @@ class Attention(SelfAttention):
     chunked: bool = False
     temperature_growth: PositiveFloat | None = None
     temperature_length: Tokens = 8192
+    atten_dropout_prob: DropoutRate = 0.0
 
     def setup(self) -> None:
         if self.window is not None and not self.causal:
@@ -173,19 +177,17 @@ class Attention(SelfAttention):
             if self.bidirectional_prefix:
                 in_prefix = jnp.arange(cache.value.shape[2]) < jnp.sum(segment_ids < 0, axis=1)[:, None]
                 visible = visible | in_prefix[:, None]
-            bias = self._bias(distance)
-            context = dot_product_attention(query, *cache.in_rows, visible, self.logit_cap, bias, self.sink_logits)
-            return self._project_output(context), cache
+            return self._attend_to_visible(query, cache.in_rows, visible, self._bias(distance)), cache
         bias = self._bias(distances(x.shape[1]))
         if self.bidirectional_prefix:
             same = jnp.abs(segment_ids)[:, :, None] == jnp.abs(segment_ids)[:, None]
             visible = same & (is_visible(distances(x.shape[1]), None) | (segment_ids < 0)[:, None])
-            context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits)
-            return self._project_output(context), None
+            return self._attend_to_visible(query, (key, value), visible, bias), None
         demanded = self.named_fields("causal", "logit_cap", "window", "sinks")
         if chunk is not None and x.shape[1] <= chunk:
             demanded["window"] = None
-        demand = Demand.of(query, value, biased=self.relative_bias is not None, **demanded)
+        drop = dropout(self, self.atten_dropout_prob)
+        demand = Demand.of(query, value, biased=bias is not None, drop=drop, **demanded)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
         segments = segment_ids if self.segmented else None
@@ -215,6 +217,12 @@ class Attention(SelfAttention):
         """FLOPs of the four projections of so many positions, and of attention between so many pairs of them."""
         heads, dims = queries * self.num_heads + keys * self._kv_heads, self.dims_per_head + self._value_dims
         return Flops(weights=2 * heads * self.model_dims * dims, attention=2 * pairs * self.num_heads * dims)
+
+    def _attend_to_visible(self, query: jax.Array, rows: tuple, visible: jax.Array, bias: Any = None) -> HiddenStates:
+        """The output of attention to `rows`, keys and values, where `visible` [B, T, S] is true."""
+        (key, value), drop = rows, dropout(self, self.atten_dropout_prob)
+        context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits, drop)
+        return self._project_output(context)
 
     def _bias(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"] | None:
         """The learned bias for query position minus key position, if there is one."""

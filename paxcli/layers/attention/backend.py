@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
+from paxcli.layers.activations import identity
 from paxcli.layers.scopes import ATTENTION_CORE
 from paxcli.mesh.sharding import axes_of, layout, split
 
@@ -32,6 +34,7 @@ class Demand:
       window: Number of positions seen, the query's own included; None = all.
       biased: Whether a learned bias is added to the logits.
       sinks: Whether heads have attention sinks.
+      drop: Dropout of the probabilities.
       length_parts: Number of devices that each row is sharded over.
     """
 
@@ -44,19 +47,15 @@ class Demand:
     window: int | None = None
     biased: bool = False
     sinks: bool = False
+    drop: Callable[[jax.Array], jax.Array] = identity
     length_parts: int = 1
 
     @classmethod
     def of(cls, query: Float[jax.Array, "B N T H"], value: Float[jax.Array, "B K T Hv"], **fields: Any) -> Demand:
         """The demand with the sizes of these arrays."""
-        return cls(
-            length=query.shape[2],
-            dims_per_head=query.shape[3],
-            dtype=query.dtype.name,
-            value_dims_per_head=value.shape[3],
-            length_parts=split(query.shape, *HEADS)[2],
-            **fields,
-        )
+        length, dims = query.shape[2:]
+        parts = split(query.shape, *HEADS)[2]
+        return cls(length, dims, query.dtype.name, value.shape[3], length_parts=parts, **fields)
 
 
 class Operands(NamedTuple):
@@ -112,6 +111,8 @@ class FusedKernel(AttentionBackend):
     names_context = True
 
     def refusal(self, demand: Demand, capability: str | None = None) -> str | None:
+        if demand.drop is not identity:
+            return "it has no dropout of attention probabilities, which it never stores"
         return "it does not support a learned bias of the logits" if demand.biased else None
 
     @abc.abstractmethod

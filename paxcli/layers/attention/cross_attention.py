@@ -8,7 +8,6 @@ from jaxtyping import Float
 
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention, KVCache, shard_heads
-from paxcli.layers.attention.xla import dot_product_attention
 from paxcli.layers.base import HiddenStates, Ids, SourceIds
 from paxcli.layers.flops import Flops
 
@@ -55,8 +54,7 @@ class CrossAttention(Attention):
             key, value = map(shard_heads, ("key", "value"), self._keys_and_values(source))
             cache = KVCache(jnp.swapaxes(key, 2, 3), value)
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
-        context = dot_product_attention(query, *cache.in_rows, same, self.logit_cap, None, self.sink_logits)
-        return self._project_output(context), cache
+        return self._attend_to_visible(query, cache.in_rows, same), cache
 
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, source_length = shape

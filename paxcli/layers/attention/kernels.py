@@ -16,6 +16,8 @@ from paxcli.mesh.sharding import current_device
 XLA = XlaAttention()
 BACKENDS: dict[str, AttentionBackend] = {one.name: one for one in (XLA, SplashAttention(), CudnnAttention())}
 
+_log_once = functools.cache(log.info)
+
 Kernel = Literal["auto", "xla", "splash", "cudnn"]
 
 
@@ -51,10 +53,5 @@ def choose_on_mesh(asked: Kernel, demand: Demand) -> AttentionBackend:
     device = current_device()
     backend, reason = choose(asked, demand, device.platform, getattr(device, "compute_capability", None))
     if device.platform != "cpu":
-        _log_choice(backend.name, reason)
+        _log_once("Attention runs on %s%s.", backend.name, f", since {reason}" if reason else "")
     return backend
-
-
-@functools.cache
-def _log_choice(name: str, reason: str | None) -> None:
-    log.info("Attention runs on %s%s.", name, f", since {reason}" if reason else "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from paxcli.layers.activations import soft_cap
+from paxcli.layers.activations import identity, soft_cap
 from paxcli.layers.attention.backend import AttentionBackend, Demand, Operands
 from paxcli.layers.attention.causal import causal_attention, is_visible
 from paxcli.layers.scopes import ATTENTION_CORE
@@ -21,10 +23,12 @@ def dot_product_attention(
     logit_cap: float | None = None,
     bias: Float[jax.Array, "... N T S"] | None = None,
     sinks: Float[jax.Array, " N"] | None = None,
+    drop: Callable[[jax.Array], jax.Array] = identity,
 ) -> Float[jax.Array, "B N T Hv"]:
     """Attention of scaled queries; query head n reads key/value head n // (N / K). The softmax is float32.
 
-    The bias is added to the capped logits. A sink is one more logit of a head, of a key without value.
+    The bias is added to the capped logits. A sink is one more logit of a head, of a key without value. `drop` is the
+    dropout of the probabilities.
     """
     batch, heads, length, dims = query.shape
     grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], length, dims)
@@ -37,11 +41,11 @@ def dot_product_attention(
         more = sinks.astype(logits.dtype).reshape(*logits.shape[1:3], 1, 1)  # cast first: rows' gradients add up here
         logits = jnp.concatenate([logits, jnp.broadcast_to(more, (*logits.shape[:-1], 1))], axis=-1)
     weights = jax.nn.softmax(logits, axis=-1)[..., : key.shape[2]].astype(value.dtype)
-    return jnp.einsum("bkgts,bksh->bkgth", weights, value).reshape(batch, heads, length, value.shape[-1])
+    return jnp.einsum("bkgts,bksh->bkgth", drop(weights), value).reshape(batch, heads, length, value.shape[-1])
 
 
 class XlaAttention(AttentionBackend):
-    """Blockwise causal attention where there are neither bias nor sinks, else one masked softmax."""
+    """Blockwise causal attention where there are neither bias, sinks nor dropout, else one masked softmax."""
 
     name = "xla"
 
@@ -50,14 +54,14 @@ class XlaAttention(AttentionBackend):
         batch, heads, length, _ = query.shape
         if segment_ids is None:
             segment_ids = jnp.ones((batch, length), jnp.int32)
-        if demand.causal and bias is None and sinks is None:
+        if demand.causal and bias is None and sinks is None and demand.drop is identity:
             groups = heads // key.shape[1]
             key, value = (jnp.repeat(part, groups, axis=1) if groups > 1 else part for part in (key, value))
             return causal_attention(query, key, value, segment_ids, demand.logit_cap, demand.window)
         visible = segment_ids[:, :, None] == segment_ids[:, None, :]
         if demand.causal:
             visible = visible & is_visible(distances(length), demand.window)
-        return dot_product_attention(query, key, value, visible, demand.logit_cap, bias, sinks)
+        return dot_product_attention(query, key, value, visible, demand.logit_cap, bias, sinks, demand.drop)
 
 
 def distances(length: int) -> Int[jax.Array, "T T"]:
