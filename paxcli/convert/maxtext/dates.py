@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Collection
 
 from paxcli.convert.maxtext.launch import Launch
-from paxcli.convert.maxtext.tables import FIRST_DAY, day_of, entries, lives, timelines
+from paxcli.convert.maxtext.tables import FIRST_DAY, day_of, lives, part, timelines
 
 # The last day that the tables cover.
 LAST_DAY = datetime.date(2026, 8, 22)
@@ -73,5 +73,7 @@ def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.dat
     found = [(name, spans[name].get("first"), spans[name].get("last")) for name in names if name in spans]
     found += [(f"M_{pair.key}", day_of("environment_overrides"), None) for pair in launch.overrides]
     entry = launch.entry
-    days = [day for begin, day in entries().items() if entry.startswith(begin) or ("/" in begin and begin in entry)]
+    days = [
+        day for begin, day in part("entries").items() if entry.startswith(begin) or ("/" in begin and begin in entry)
+    ]
     return found + [(entry, day, None) for day in days[:1]]

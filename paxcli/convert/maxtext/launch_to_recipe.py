@@ -56,7 +56,7 @@ def _refuse_values(settings: Settings) -> None:
 
 def _note_differences(draft: Conversion) -> None:
     settings = draft.settings
-    for key, note in tables.approximations().items():
+    for key, note in tables.part("approximated").items():
         excepted = any(settings[other] in values for other, values in note.get("unless", {}).items())
         if settings[key] not in note["exact"] and not excepted:
             draft.approximate(f"{key}={settings[key]}: {note['text']}.")

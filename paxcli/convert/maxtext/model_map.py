@@ -210,8 +210,7 @@ def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
             draft.set(f"{path}.scaling", "Llama31Scaling", "rope_type")
     elif settings["rope_type"] == "yarn":
         draft.set(f"{path}.scaling", "YarnScaling", "rope_type")
-        draft.copy(f"{path}.scaling", "beta_fast", "beta_slow", "original_max_seq_len", "truncate")
-        draft.set(f"{path}.scaling.factor", settings["rope_factor"], "rope_factor")
+        draft.copy(f"{path}.scaling", "factor", "beta_fast", "beta_slow", "original_max_seq_len", "truncate")
         attention_factor = None if settings["rope_attention_scaling"] else 1.0
         draft.set(f"{path}.scaling.attention_factor", attention_factor, "rope_attention_scaling")
     elif factor != 1 and not is_local:

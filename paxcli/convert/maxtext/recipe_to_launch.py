@@ -178,18 +178,25 @@ def _feed_forward(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
     schedule, steps = f"{_LEARNER}.schedule", values.get(f"{_TRAIN}.num_train_steps", 1)
+    schedule += ".schedules.0" if values.get(schedule) == "PiecewiseSchedule" else ""  # then MaxText's rate is 0
     optimizer = {"Adam": "adam_pax", "Sgd": "sgd"}.get(values.get(f"{_LEARNER}.optimizer", ""), "adamw")
     aggregator = (values.get(f"task.loss_aggregator.loss_{name}") or [] for name in ("keys", "weights"))
     weights = dict(zip(*aggregator, strict=False))
     keys: dict[str, Any] = {"opt_type": optimizer, "mtp_loss_scaling_factor": weights.get("mtp_loss")}
     keys["load_balance_loss_weight"] = weights.get("load_balance_loss")
+    keys["learning_rate_final_fraction"] = values.get(f"{schedule}.min_ratio")
     if values.get(schedule) == "LinearRampupSqrtDecay":
         return {**keys, "lr_schedule_type": "rsqrt", "warmup_steps": values.get(f"{schedule}.warmup_steps")}
     length = (values.get(f"{schedule}.decay_end") or steps) + 1  # MaxText's last step has the final rate
     warmup = values.get(f"{schedule}.warmup_steps") or 0
-    # MaxText rounds the product down: half a step more gives the same number.
-    fraction = (warmup + 0.5) / length if warmup else 0.0
-    return {**keys, "learning_rate_schedule_steps": length, "warmup_steps_fraction": fraction}
+    decay = length - (values.get(f"{schedule}.decay_start") or warmup)
+    # MaxText rounds down to steps: half a step more gives the same numbers.
+    fractions = [(steps + 0.5) / length if 0 < steps < length else steps / length for steps in (warmup, decay)]
+    keys |= {"learning_rate_schedule_steps": length, "warmup_steps_fraction": fractions[0]}
+    style = "linear" if values.get(schedule) == "LinearRampupPolynomialDecay" else "cosine"
+    if style == "linear" or decay < length - warmup:
+        keys |= {"lr_schedule_type": "wsd", "wsd_decay_style": style, "wsd_decay_steps_fraction": fractions[1]}
+    return keys
 
 
 def _mesh(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def recipe_python(converted: Conversion) -> str:
         f"    {json.dumps(path)}: {value!r},  # {sources.get(path, '')}".rstrip(" #")
         for path, value in converted.values.items()
     ]
-    return tables.python_recipe().format(
+    return tables.read_text("recipe.py.txt").format(
         title=title,
         name=name if name[:1].isalpha() else f"lm_{name}",
         description="\n".join(f"    {line}".rstrip() for line in more),

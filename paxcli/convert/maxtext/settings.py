@@ -115,7 +115,7 @@ def _rename_keys(pairs: list[Pair], dropped: list[Dropped]) -> list[Pair]:
     """Keys by their newest names; those without an equivalent in a recipe go to `dropped`."""
     found: list[Pair] = []
     for pair in pairs:
-        alias = tables.aliases().get(pair.key)
+        alias = tables.part("aliases").get(pair.key)
         reason = alias.get("drop") if alias else tables.drop_reason(pair.key)
         if reason:
             dropped.append(Dropped(pair.key, pair.value, pair.line, reason))
@@ -142,7 +142,7 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
             )
         seen[pair.key] = pair
     for pair in seen.values():
-        if pair.missing and not _is_text(pair.key):
+        if pair.missing and not isinstance(_like(pair.key), str):
             settings.undecided.append(_needs(pair, "MaxText's default is used"))
             continue
         if pair.missing:
@@ -189,9 +189,9 @@ def _needs(pair: Pair, otherwise: str) -> str:
     return f"Line {pair.line}: {pair.key} needs {what}, whose value pax does not know; {otherwise}.{option}"
 
 
-def _is_text(key: str) -> bool:
-    timeline = tables.timelines().get(key)
-    return timeline is None or isinstance(next(reversed(timeline.values())), str)
+def _like(key: str) -> Any:
+    """A value of a key's type: its newest default, or a text if it has none."""
+    return [*tables.timelines().get(key, {tables.FIRST_DAY: ""}).values()][-1]
 
 
 def parse_value(pair: Pair) -> Any:
@@ -200,11 +200,7 @@ def parse_value(pair: Pair) -> Any:
     Raises:
       ConfigError: It is not of that type.
     """
-    timeline = tables.timelines().get(pair.key)
-    if timeline is None:
-        return pair.value
-    like = list(timeline.values())[-1]
-    text = pair.value.strip()
+    like, text = _like(pair.key), pair.value.strip()
     is_null = text.lower() in ("none", "null")
     if is_null and type(like) is not str:
         return None
@@ -216,10 +212,8 @@ def parse_value(pair: Pair) -> Any:
             return [*yaml.safe_load(text)] if text.startswith("[") else items
         if isinstance(like, str):
             return "" if is_null and pair.key != "remat_policy" else text  # which has a policy called `none`
-        if isinstance(like, int) and not any(isinstance(value, float) for value in timeline.values()):
-            number: float = int(text.rstrip("0").rstrip(".") if "." in text else text)
-        else:
-            number = float(text)
+        whole = text.rstrip("0").rstrip(".") if "." in text else text
+        number = int(whole) if isinstance(like, int) else float(text)
         if not abs(number) <= _LARGEST:  # infinite, not a number, or far too large
             raise ValueError(number)
         return number

@@ -14,21 +14,22 @@ FIRST_DAY = datetime.date(2023, 1, 12)
 
 @functools.cache
 def _read(name: str) -> dict[Any, Any]:
-    return yaml.safe_load(_read_text(name))
+    return yaml.safe_load(read_text(name))
 
 
-def _read_text(name: str) -> str:
+def read_text(name: str) -> str:
+    """The text of a file in `data/`."""
     return (importlib.resources.files("paxcli.convert.maxtext") / "data" / name).read_text("utf-8")
-
-
-def python_recipe() -> str:
-    """A Python recipe with fields for `str.format`: `title`, `description`, `name`, and the lines of `values`."""
-    return _read_text("recipe.py.txt")
 
 
 def timelines() -> dict[str, dict[datetime.date, Any]]:
     """Key -> first day -> default value from that day on."""
     return _read("keys.yaml")["defaults"]
+
+
+def part(name: str) -> Any:
+    """A part of `keys.yaml`, which describes it, such as `aliases`, `approximated`, `entries` and `silent`."""
+    return _read("keys.yaml")[name]
 
 
 def default(key: str, date: datetime.date) -> Any:
@@ -41,11 +42,6 @@ def value_on(date: datetime.date, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return value[max((day for day in value if day <= date), default=min(value))]
-
-
-def aliases() -> dict[str, dict[str, Any]]:
-    """Former key -> `now`, `values`, `drop`, `first`, `last`."""
-    return _read("keys.yaml")["aliases"]
 
 
 def blocks() -> dict[str, dict[str, Any]]:
@@ -81,16 +77,6 @@ def choices(block: str) -> dict[str, list[Any]]:
     return {"decoder_block": list(blocks()), **every, **blocks().get(block, {}).get("choices", {})}
 
 
-def approximations() -> dict[str, dict[str, Any]]:
-    """Key -> `exact`, its values that pax computes as MaxText does; `unless`, key -> values; and `text`."""
-    return _read("keys.yaml")["approximated"]
-
-
-def keys_without_field() -> dict[str, str]:
-    """Key that is read, but has no field in a recipe -> why, or what replaces it."""
-    return {key: why for why, keys in _read("keys.yaml")["unused"].items() for key in keys}
-
-
 def remat() -> dict[str, dict[str, Any]]:
     """`policies` of MaxText -> pax's policy, offloaded activations, difference; and what policies save on device.
 
@@ -106,13 +92,8 @@ def models() -> dict[str, dict[str, Any]]:
 
 def lives() -> dict[str, dict[str, datetime.date]]:
     """Key, or `key=value` -> `first` day that had it, and `last`, the first day that no longer did."""
-    former = {key: alias for key, alias in aliases().items() if {"first", "last"} & alias.keys()}
+    former = {key: alias for key, alias in part("aliases").items() if {"first", "last"} & alias.keys()}
     return {**former, **_read("keys.yaml")["lives"]}
-
-
-def entries() -> dict[str, datetime.date]:
-    """How the name of MaxText's program begins -> the first day; with a slash, any part of its path."""
-    return _read("keys.yaml")["entries"]
 
 
 def day_of(change: str) -> datetime.date:
@@ -129,15 +110,10 @@ def drop_reason(key: str) -> str | None:
     return dropped.get(key) or next(matching, None)
 
 
-def silent_keys() -> set[str]:
-    """Keys that the report does not call dropped: they act through others, or change no recipe."""
-    return set(_read("keys.yaml")["silent"])
-
-
 @functools.cache
 def known_keys() -> set[str]:
     """Every key in the tables."""
     names = _read("keys.yaml")
     exact = {name for name in names["dropped"] if not name.endswith("*")}
-    every = {*timelines(), *aliases(), *names["known"], *exact, *names["lives"]}
+    every = {*timelines(), *names["aliases"], *names["known"], *exact, *names["lives"]}
     return {key for key in every if key[0] != "_" and "=" not in key}

@@ -62,8 +62,7 @@ def set_mesh(draft: Conversion) -> None:
             "The mesh: an axis is -1, all remaining devices, and their number is unknown. All devices are used for "
             "`data`; give `--topology v4-128`, and `--slices` if there are several."
         )
-        draft.set("mesh.ici_mesh_shape", None, *_keys("ici"))
-        return
+        return draft.set("mesh.ici_mesh_shape", None, *_keys("ici"))
     if dcn is None:
         dcn = dict.fromkeys(_AXES, 1)
         if any(draft.settings.is_set(key) for key in _keys("dcn")):

@@ -44,16 +44,15 @@ def _set_batch(draft: Conversion) -> None:
     keys = ("per_device_batch_size", "gradient_accumulation_steps")
     if rows * slices == int(rows * slices):
         draft.set(f"{_TRAIN}.percore_batch_size", float(rows * slices), *keys)
-    elif draft.num_devices is None:
+    elif draft.global_batch is None:
         problem = f"per_device_batch_size={rows} is a fraction of a row, and the number of devices is unknown."
         raise ConfigError(problem, "Give it: `--topology v4-128`, and `--slices` if there are several.")
+    elif not draft.global_batch:
+        problem = f"per_device_batch_size={rows} on {draft.num_devices} devices is less than one row."
+        raise ConfigError(problem, "Increase it.")
     else:
-        global_rows = int(draft.num_devices * rows) * slices
-        if not global_rows:
-            problem = f"per_device_batch_size={rows} on {draft.num_devices} devices is less than one row."
-            raise ConfigError(problem, "Increase it.")
         draft.values[f"{_TRAIN}.percore_batch_size"] = None
-        draft.set(f"{_TRAIN}.global_batch_size", global_rows, *keys)
+        draft.set(f"{_TRAIN}.global_batch_size", draft.global_batch, *keys)
     draft.copy(_TRAIN, "num_microbatches")
     if (tiles := settings["num_vocab_tiling"]) > 1:
         tokens = int(rows * settings["max_target_length"] / tiles)
@@ -72,7 +71,7 @@ def _set_steps(draft: Conversion) -> int:
 def _set_schedule(draft: Conversion, steps: int) -> None:
     settings, batch = draft.settings, draft.global_batch
     era, new_parser = settings.era, tables.day_of("new_parser")
-    if settings.model_name == "gpt3-175b" and not era.is_given and era.first < new_parser <= era.last:
+    if settings.model_name == "gpt3-175b" and era.first < new_parser <= era.last:
         draft.ask(f"The date: before {new_parser} MaxText's code fixed the schedule of gpt3-175b; give `--date`.")
     if settings.model_name == "gpt3-175b" and settings.date < new_parser:
         if batch is not None:
@@ -83,34 +82,46 @@ def _set_schedule(draft: Conversion, steps: int) -> None:
         draft.set(_SCHEDULE, "LinearRampupSqrtDecay")
         return draft.set(f"{_SCHEDULE}.warmup_steps", settings["warmup_steps"], "warmup_steps")
     length = settings["learning_rate_schedule_steps"] if settings["learning_rate_schedule_steps"] > 0 else steps
-    return _set_cosine(draft, int(length * settings["warmup_steps_fraction"]), length, steps)
+    warmup, is_wsd = int(length * settings["warmup_steps_fraction"]), settings["lr_schedule_type"] == "wsd"
+    decay = int(length * settings["wsd_decay_steps_fraction"]) if is_wsd else length - warmup
+    if warmup + decay > length:
+        raise ConfigError(f"Warmup and decay are {warmup + decay} of {length} steps.", "Decrease their fractions.")
+    return _set_decay(draft, warmup, decay, length, steps)
 
 
-def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None:
-    """Linear warmup, cosine decay, and 0 after the end of the schedule.
+def _set_decay(draft: Conversion, warmup: int, decay: int, length: int, steps: int) -> None:
+    """Linear warmup, decay in the last `decay` steps of the schedule, constant between, and 0 after the schedule.
 
     MaxText's decay reaches its final value one step after the schedule's last; since January 2026, at the last.
     """
-    last = length if draft.settings.date < tables.day_of("cosine_to_last_step") else max(length - 1, 1)
+    settings = draft.settings
+    last = length if settings.date < tables.day_of("cosine_to_last_step") else max(length - 1, 1)
     keys = ("learning_rate_schedule_steps", "steps")
+    chosen = ("lr_schedule_type", "wsd_decay_style") if settings["lr_schedule_type"] == "wsd" else ()
+    is_linear = bool(chosen) and settings["wsd_decay_style"] == "linear"
+    kind = "LinearRampupPolynomialDecay" if is_linear else "LinearRampupCosineDecay"
     path = f"{_SCHEDULE}.schedules.0" if steps > length else _SCHEDULE
     if steps > length:
         draft.set(_SCHEDULE, "PiecewiseSchedule", *keys)
-        draft.set(f"{_SCHEDULE}.schedules", ["LinearRampupCosineDecay", "PiecewiseConstant"], *keys)
+        draft.set(f"{_SCHEDULE}.schedules", [kind, "PiecewiseConstant"], *chosen, *keys)
         draft.set(f"{_SCHEDULE}.boundaries", [length], *keys)
         draft.set(f"{_SCHEDULE}.schedules.1.values", [0.0], *keys)
     else:
-        draft.set(_SCHEDULE, "LinearRampupCosineDecay")
+        draft.set(_SCHEDULE, kind, *chosen)
     draft.set(f"{path}.warmup_steps", warmup, "warmup_steps_fraction", *keys)
-    draft.set(f"{path}.decay_end", max(last, warmup), *keys)
-    draft.set(f"{path}.min_ratio", draft.settings["learning_rate_final_fraction"], "learning_rate_final_fraction")
+    if length - decay > warmup:
+        draft.set(f"{path}.decay_start", length - decay, "wsd_decay_steps_fraction", *keys)
+    draft.set(f"{path}.decay_end", max(last, length - decay), *keys)
+    # A linear decay of one step stays at its first value, in MaxText.
+    ratio = settings["learning_rate_final_fraction"] if decay > is_linear else 1.0
+    draft.set(f"{path}.min_ratio", ratio, "learning_rate_final_fraction")
 
 
 def _set_gpt3_schedule(draft: Conversion, batch: int, steps: int) -> None:
     """The learning rate and schedule that MaxText's code fixed for this model until November 2025."""
     draft.set(f"{_LEARNER}.learning_rate", 2e-5 if batch <= 3584 else 3e-5, "model_name", "per_device_batch_size")
     warmup, length = math.ceil(265 * _GPT3_ROWS / batch), math.ceil(108_600 * _GPT3_ROWS / batch)
-    _set_cosine(draft, warmup, length, steps)
+    _set_decay(draft, warmup, length - warmup, length, steps)
 
 
 def _set_optimizer(draft: Conversion) -> None:
@@ -198,10 +209,10 @@ def _set_run(draft: Conversion, steps: int) -> None:
     draft.copy("checkpoint", "save_max_to_keep", "async_save")
     draft.set("task.name", settings["run_name"] or "maxtext", "run_name")
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
-    for key, why in tables.keys_without_field().items():
-        if key not in known:
+    for why, keys in tables.part("unused").items():
+        for key in (key for key in keys if key not in known):
             draft.drop(key, why)
-    reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
+    reported = known | {*tables.part("silent")} | {dropped.key for dropped in settings.dropped}
     reported |= {text.partition("=")[0] for text in draft.approximated}
     for key, setting in list(settings.values.items()):
         is_given = setting.origin in ("script", "environment")

@@ -80,7 +80,7 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
         given = {pair.key for pair in rest}
         below = _read_with_base(read_text(beside), beside, (*inside, path.resolve()), reports)
         if beside.name == BASE:  # has every key, most of which a recipe does not depend on
-            below = [pair for pair in below if pair.key in tables.timelines() or pair.key in tables.aliases()]
+            below = [pair for pair in below if pair.key in tables.timelines() or pair.key in tables.part("aliases")]
         return [pair for pair in below if pair.key not in given] + rest
     if base.value.rpartition("/")[2] != BASE:
         reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))
