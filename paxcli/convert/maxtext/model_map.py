@@ -149,7 +149,7 @@ def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
     settings, facts = draft.settings, tables.blocks()[draft.settings["decoder_block"]]
     if is_latent(settings):
         return _set_latent_attention(draft, path)
-    draft.set(f"{path}.use_bias", has(settings, "biases"), "decoder_block")
+    draft.set(f"{path}.use_bias", has(settings, "biases"), "decoder_block", facts.get("biases", ""))
     if has(settings, "biases") and "output_bias" in facts:
         draft.set(f"{path}.output_bias", facts["output_bias"], "decoder_block")
     draft.copy(path, "logit_cap")

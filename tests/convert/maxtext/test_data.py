@@ -80,3 +80,9 @@ def test_a_converted_text_input_reads_its_files(tmp_path: pathlib.Path) -> None:
     assign(config, "train_input.tokenizer", "byte")
     source = fdl.build(config.train_input)
     assert source.ids_to_strings(source.get_next().ids, [4]) == ["one"]
+
+
+def test_biases_of_attention_are_not_reported_as_dropped() -> None:
+    converted = of_keys(decoder_block="qwen2", attention_bias="true", dataset_type="synthetic")
+    assert converted.values["task.model.stack.block.attention.use_bias"] is True
+    assert not converted.settings.dropped
