@@ -22,8 +22,8 @@ def make_step(task: dict):
         pax.import_weights(task["directory"], run_dir)
         run = pax.Run(run_dir)
         model, params = fdl.build(run.config.task.model), run.params()
-    greedy = Sampling(batch_size=task["batch"])
-    generator = Generator(model, params, greedy, (), 0)
+    greedy = Sampling(batch_size=task["batch"], eos_ids=())
+    generator = Generator(model, params, greedy, 0)
     count, path = task["tokens"], pathlib.Path(task["directory"]) / task["ids"]
     requests = [
         Request(np.array(ids), len(ids), count, sequence_settings(greedy, 0, number))

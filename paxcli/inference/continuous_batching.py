@@ -76,20 +76,20 @@ class Generator:
     Args:
       model: The model.
       params: Its parameters.
-      decoding: The settings. Without beam search, answers do not depend on their `batch_size`.
-      eos_ids: The end tokens.
+      decoding: The settings, with the end tokens. Without beam search, answers do not depend on their `batch_size`.
       bos_id: The first token of a target.
     """
 
-    def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
+    def __init__(self, model: Any, params: dict, decoding: Decoding, bos_id: int):
         model, convert = unroll_layers(model)
         settings: Any = decoding  # Sampling or BeamSearch
-        self._model, self._decoding, self._eos_ids = model, settings, eos_ids
+        self._model, self._decoding = model, settings
         self._prepare = jax.jit(lambda params, is_batch: convert(model.cast(params), is_batch), static_argnums=1)
         self.set_params(params)
-        self._prefill = jax.jit(functools.partial(prefill, model, bos_id=bos_id), static_argnames=("size", "scored"))
+        prefill_rows = functools.partial(prefill, model, bos_id=bos_id)
+        self._prefill = jax.jit(prefill_rows, static_argnames=("size", "scored", "penalized"))
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
-        advance_all = functools.partial(advance, model, eos_ids=eos_ids, sampling=settings)
+        advance_all = functools.partial(advance, model, sampling=settings)
         self._advance = jax.jit(advance_all, donate_argnames="state", static_argnames="candidates")
         self._search = jax.jit(self._search_beams, static_argnames="max_tokens")
         self._scores = jax.jit(functools.partial(score, model))
@@ -209,14 +209,15 @@ class Generator:
             row[: len(one.ids)] = one.ids
         columns = np.array([(len(one.ids), one.answer_start, one.max_tokens) for one in new], np.int32).T
         settings, scored = _stack([one.settings for one in new]), any(one.answer_start < len(one.ids) for one in new)
-        return self._prefill(self._params, ids, *columns, settings, size=size, scored=scored)
+        penalized = any(one.settings.repetition_penalty != 1 for one in requests)
+        return self._prefill(self._params, ids, *columns, settings, size=size, scored=scored, penalized=penalized)
 
     def _insert_rows(self, params: dict, state: DecodeState, new: DecodeState, slots: jax.Array) -> DecodeState:
         return insert(state, new, slots, cache_axes(self._model, params, state.ids.shape[1]))
 
     def _search_beams(self, params: dict, prompts: DecodeState, max_tokens: int) -> Beams:
         axes = cache_axes(self._model, params, prompts.ids.shape[1])
-        return beam_search(self._model, params, prompts, axes, max_tokens, self._eos_ids, self._decoding)
+        return beam_search(self._model, params, prompts, axes, max_tokens, self._decoding)
 
 
 def _answer(ids: np.ndarray, log_probs: np.ndarray, cut: int | None, ended: bool) -> Answer:
@@ -233,7 +234,7 @@ def _fetch(arrays: Any) -> Any:
 
 def _stack(settings: Sequence[SequenceSettings]) -> SequenceSettings:
     """Settings of sequences as arrays [B]."""
-    dtypes = (np.float32, np.int32, np.float32, np.uint32, np.int32)
+    dtypes = (np.float32, np.int32, np.float32, np.float32, np.uint32, np.int32)
     columns = zip(*settings, strict=True)
     return SequenceSettings(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
 

@@ -96,7 +96,7 @@ class PromptDecoder:
         self._special_ids = named | {text: number for number, text in tokenizer.special_tokens_by_id.items()}
         eos_ids = (tokenizer.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
         self._check_vocabulary("`decoding.eos_ids`", eos_ids)
-        self.generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0)
+        self.generator = Generator(model, params, override(decoding, eos_ids=eos_ids), tokenizer.bos_id or 0)
 
     def requests(self, prompts: Sequence[Prompt]) -> list[Request]:
         """Raises ConfigError for a prompt that is empty or too long, or has unknown ids."""
@@ -165,12 +165,11 @@ class PromptDecoder:
                 start = 1 if is_target else length
                 fit = self._check_length(f"Example {number}", start, 1)
                 tokens = min(self._decoding.max_tokens or fit, fit)
-                settings = self._settings(number)
-                found[number] = Request(ids[:length], start, tokens, settings, text, self._decoding.stop)
+                found[number] = Request(ids[:length], start, tokens, self._settings(number), text, self._decoding.stop)
         return {number: one for number, one in found.items() if number >= 0}
 
     def _request(self, prompt: Prompt, number: int) -> Request:
-        names = ("temperature", "top_k", "top_p", "seed", "continuation")
+        names = ("temperature", "top_k", "top_p", "repetition_penalty", "seed", "continuation")
         own = {name: value for name in names if (value := getattr(prompt, name)) is not None}
         if own and isinstance(self._decoding, BeamSearch):
             raise ConfigError(f"{prompt}: with beam search it has no `{[*own][0]}`.", "Set `decoding` to Sampling.")
@@ -205,8 +204,7 @@ class PromptDecoder:
             return np.concatenate([bos, self.tokenizer.encode(f"{prompt.prompt}{continuation}")])
         if self.template is None:
             raise ConfigError("The run has no chat template for `messages`.", "Give a `prompt`.")
-        variables = template_variables(vars(prompt), str(prompt))
-        text = self.template.render_prompt(prompt.messages, variables)
+        text = self.template.render_prompt(prompt.messages, template_variables(vars(prompt), str(prompt)))
         return self.tokenizer.encode_chat(text + continuation)[0]
 
     def _append(self, ids: Sequence[int] | np.ndarray, text: str) -> np.ndarray:

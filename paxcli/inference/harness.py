@@ -82,7 +82,7 @@ class HarnessModel(TemplateLM):
         until = rest.pop("until", [])
         max_tokens = int(next((rest.pop(name) for name in _MAX_TOKENS_NAMES if name in rest), _MAX_TOKENS))
         temperature = float(rest.pop("temperature", 0.0)) if rest.pop("do_sample", True) else 0.0
-        top_k, top_p = rest.pop("top_k", None), rest.pop("top_p", None)
+        own = {name: rest.pop(name, None) for name in ("top_k", "top_p", "repetition_penalty")}
         if rest:
             hint = "Remove it from the task's YAML file."
             raise ConfigError(f"A task sets `{[*rest][0]}` in its generation_kwargs, which pax does not have.", hint)
@@ -93,9 +93,8 @@ class HarnessModel(TemplateLM):
             ids=self.tok_encode(context)[max_tokens - self._max_length :],
             max_tokens=max_tokens,
             temperature=temperature,
-            top_k=top_k or None,
-            top_p=top_p,
             stop=[text for text in ([until] if isinstance(until, str) else until) if text],
+            **own,
         )
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

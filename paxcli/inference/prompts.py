@@ -13,7 +13,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.assign import assign
-from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, Seed, Tokens, TopK
+from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveFraction, Seed, Tokens, TopK
 from paxcli.config.paths import read_text
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError, PaxError, names_hint
@@ -36,6 +36,7 @@ class Prompt:
       temperature: Temperature.
       top_k: Sample from the k most likely tokens.
       top_p: Sample from the nucleus with this probability.
+      repetition_penalty: Penalty on tokens of the prompt and of the text so far.
       stop: Texts that end the answer.
       seed: Seed of the sampling, which then does not depend on the other prompts.
       place: File and line that the prompt comes from, for errors.
@@ -51,6 +52,7 @@ class Prompt:
     temperature: NonNegativeFloat | None = None
     top_k: TopK | None = None
     top_p: PositiveFraction | None = None
+    repetition_penalty: PositiveFloat | None = None
     stop: list[str] | None = None
     seed: Seed | None = None
     place: str = ""

@@ -73,13 +73,7 @@ class _Search(NamedTuple):
 
 
 def beam_search(
-    model: DecodingModel,
-    params: dict,
-    prompts: DecodeState,
-    axes: Any,
-    max_tokens: int,
-    eos_ids: tuple[int, ...],
-    settings: BeamSearch,
+    model: DecodingModel, params: dict, prompts: DecodeState, axes: Any, max_tokens: int, settings: BeamSearch
 ) -> Beams:
     """The best continuations of prompts.
 
@@ -89,11 +83,10 @@ def beam_search(
       prompts: The prefilled prompts, each with its limit.
       axes: Those of the cache (`cache_axes`).
       max_tokens: M; no limit allows more new tokens.
-      eos_ids: The end tokens.
-      settings: Beam size and length normalization.
+      settings: Beam size, length normalization and end tokens.
     """
     batch, beams, vocab = len(prompts.ids), settings.beam_size, prompts.logits.shape[-1]
-    per_beam = min(settings.tokens_per_beam or beams, vocab)
+    per_beam, eos_ids = min(settings.tokens_per_beam or beams, vocab), settings.eos_ids or ()
     eos, limits, rows = jnp.array(eos_ids, jnp.int32), prompts.limits - prompts.starts, jnp.arange(batch)[:, None]
 
     def is_unfinished(carry: tuple[Any, _Search]) -> jax.Array:

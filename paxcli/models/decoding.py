@@ -17,7 +17,7 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.sharding import current_device
 from paxcli.mesh.weights import Weight, weights_of
 from paxcli.models.base import CausalModel, DecodingModel, PerRow, Seq2SeqModel, take_last
-from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
+from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, penalize, sequence_settings
 from paxcli.models.transformer import TransformerModel
 
 
@@ -34,6 +34,7 @@ class DecodeState(NamedTuple):
       limits: Tokens of prompt and continuation at the most, [B].
       settings: Those of the sequences, [B].
       logits: Of the next token, [B, V] float32.
+      is_earlier: Whether a sequence has a token, [B, V]; None = no sequence has a repetition penalty.
       cache: The decode cache.
     """
 
@@ -45,6 +46,7 @@ class DecodeState(NamedTuple):
     limits: PerRow
     settings: SequenceSettings
     logits: Float[jax.Array, "B V"]
+    is_earlier: Bool[jax.Array, "B V"] | None
     cache: Cache
 
     @property
@@ -54,26 +56,21 @@ class DecodeState(NamedTuple):
 
 
 def generate(
-    model: DecodingModel,
-    params: dict,
-    ids: Int[jax.Array, "B P"],
-    lengths: PerRow,
-    seed: int | jax.Array,
-    max_tokens: int,
-    eos_ids: tuple[int, ...],
-    sampling: Sampling,
-    bos_id: int = 0,
+    model: DecodingModel, params: dict, ids: Int[jax.Array, "B P"], lengths: PerRow, seed: Any, sampling: Sampling
 ) -> DecodeState:
-    """Continues prompts, or generates the targets of sources, right-padded to P, until one of `eos_ids`.
+    """Continues prompts, or generates the targets of sources, right-padded to P, until one of `sampling.eos_ids`.
 
     Returns:
-      The sequences, of up to P + `max_tokens` tokens, or 1 + `max_tokens` in a target; the cache is None.
+      The sequences, of up to P + `max_tokens` tokens, or 1 + `max_tokens` in a target, which starts with token 0; the
+      cache is None.
     """
+    max_tokens, penalized = sampling.max_tokens, sampling.repetition_penalty is not None
+    assert max_tokens is not None
     size = max_tokens + (1 if isinstance(model, Seq2SeqModel) else ids.shape[1])
     of_all = sequence_settings(sampling, seed, 0)
     settings = SequenceSettings(*(jnp.full(len(ids), x) for x in of_all))._replace(number=jnp.arange(len(ids)))
-    state = prefill(model, params, ids, lengths, lengths, max_tokens, settings, size, False, bos_id)
-    return advance(model, params, state, max_tokens, eos_ids, num_candidates(of_all), sampling)._replace(cache=None)
+    state = prefill(model, params, ids, lengths, lengths, max_tokens, settings, size, False, penalized)
+    return advance(model, params, state, max_tokens, num_candidates(of_all), sampling)._replace(cache=None)
 
 
 def prefill(
@@ -86,6 +83,7 @@ def prefill(
     settings: SequenceSettings,
     size: int,
     scored: bool,
+    penalized: bool = False,
     bos_id: int = 0,
 ) -> DecodeState:
     """Runs prompts, right-padded to P, in one pass; or encodes sources, whose targets start with `bos_id`.
@@ -100,6 +98,7 @@ def prefill(
       settings: Those of the sequences, [B].
       size: S, of the cache too.
       scored: Whether the tokens of `ids` get log-probabilities, which takes the logits of all: [B, P, V].
+      penalized: Whether a sequence has a repetition penalty.
       bos_id: The first token of a target.
     """
     in_prompt = jnp.arange(ids.shape[1]) < lengths[:, None]
@@ -119,6 +118,9 @@ def prefill(
         found = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], axis=-1)[..., 0]
         log_probs = jnp.where(in_prompt[:, 1:], found, log_probs)
         logits = take_last(logits, last)
+    is_earlier = None
+    if penalized:
+        is_earlier = jnp.zeros((batch, logits.shape[-1]), bool).at[jnp.arange(batch)[:, None], ids].max(in_prompt)
     return DecodeState(
         ids=jnp.pad(jnp.where(in_prompt, ids, 0), ((0, 0), (0, size - width))),
         log_probs=jnp.pad(log_probs, ((0, 0), (1, size - width))),
@@ -128,23 +130,18 @@ def prefill(
         limits=lengths + max_tokens,
         settings=settings,
         logits=logits[:, 0],
+        is_earlier=is_earlier,
         cache=cache,
     )
 
 
 def advance(
-    model: DecodingModel,
-    params: dict,
-    state: DecodeState,
-    steps: int | Int[jax.Array, ""],
-    eos_ids: tuple[int, ...],
-    candidates: int,
-    sampling: Sampling,
+    model: DecodingModel, params: dict, state: DecodeState, steps: int | jax.Array, candidates: int, sampling: Sampling
 ) -> DecodeState:
     """Generates up to `steps` tokens of each sequence; returns early when all are done. `candidates`: of `choose`."""
     rows, size, settings = jnp.arange(len(state.ids)), state.ids.shape[1], state.settings
-    make_key = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))
-    row_keys = make_key(settings.seed, settings.number)
+    eos_ids = sampling.eos_ids or ()
+    row_keys = jax.vmap(jax.random.fold_in)(jax.vmap(jax.random.key)(settings.seed), settings.number)
 
     def is_unfinished(carry: tuple[Any, DecodeState]) -> jax.Array:
         step, state = carry
@@ -152,8 +149,11 @@ def advance(
 
     def next_token(carry: tuple[Any, DecodeState]) -> tuple[Any, DecodeState]:
         step, state = carry
+        logits, is_earlier = state.logits, state.is_earlier
+        if is_earlier is not None:
+            logits = penalize(logits, is_earlier, settings.repetition_penalty)
         is_early = state.lengths - state.starts < sampling.min_tokens
-        logits = exclude(state.logits, is_early, eos_ids) if sampling.min_tokens else state.logits
+        logits = exclude(logits, is_early, eos_ids) if sampling.min_tokens else logits
         keys = functools.partial(jax.vmap(jax.random.fold_in), row_keys, state.lengths)
         token = choose(logits, keys, settings, candidates, sampling)
         log_prob = state.logits[rows, token] - jax.nn.logsumexp(state.logits, axis=-1)
@@ -168,6 +168,7 @@ def advance(
             lengths=state.lengths + ~done,
             ended=state.ended | (~done & jnp.isin(token, jnp.array(eos_ids, jnp.int32))),
             logits=next_logits[:, 0],
+            is_earlier=None if is_earlier is None else is_earlier.at[rows, token].set(True),
             cache=cache,
         )
 
@@ -267,7 +268,7 @@ def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:
 
     def cache_of(rows: int) -> Cache:
         ids, one = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
-        return prefill(model, params, ids, one, one, one, SequenceSettings(*[one] * 5), size, False).cache
+        return prefill(model, params, ids, one, one, one, SequenceSettings(*[one] * 6), size, False).cache
 
     small, large = (jax.eval_shape(functools.partial(cache_of, rows)) for rows in (1, 2))
     return jax.tree.map(lambda a, b: [m != n for m, n in zip(a.shape, b.shape, strict=True)].index(True), small, large)

@@ -17,6 +17,7 @@ from paxcli.config.fields import (
     Examples,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveFraction,
     PositiveInt,
     Tokens,
@@ -68,6 +69,8 @@ class Sampling(Decoding):
       epsilon: Only tokens with at least this probability (epsilon sampling, Hewitt et al., 2022); 0 = all.
       truncate_before_temperature: Whether `top_p` and `epsilon` refer to the probabilities at temperature 1, as in Pax.
         False: at `temperature`, as in Hugging Face transformers.
+      repetition_penalty: Divides the logits above 0 of all tokens of the prompt and of the text so far, and multiplies
+        those below, before all else (Keskar et al., 2019); above 1 it discourages repetition; None = off.
     """
 
     temperature: NonNegativeFloat = 0.0
@@ -75,6 +78,7 @@ class Sampling(Decoding):
     top_p: PositiveFraction | None = None
     epsilon: DecayRate = 0.0
     truncate_before_temperature: bool = False
+    repetition_penalty: PositiveFloat | None = None
 
 
 class SequenceSettings(NamedTuple):
@@ -84,6 +88,7 @@ class SequenceSettings(NamedTuple):
       temperature: Divides the logits; 0 = greedy decoding.
       top_k: Only the k most likely tokens; 0 = all.
       top_p: Only the nucleus with this probability; 1 = all.
+      repetition_penalty: Penalty on the logits of earlier tokens; 1 = none.
       seed: Seeds the sampling, with `number`: it does not depend on the other rows.
       number: The sequence's number.
     """
@@ -91,13 +96,15 @@ class SequenceSettings(NamedTuple):
     temperature: Any
     top_k: Any
     top_p: Any
+    repetition_penalty: Any
     seed: Any
     number: Any
 
 
 def sequence_settings(sampling: Sampling, seed: Any, number: Any) -> SequenceSettings:
     """The settings of a sequence that has none of its own."""
-    return SequenceSettings(sampling.temperature, sampling.top_k or 0, sampling.top_p or 1.0, seed, number)
+    top_k, top_p, penalty = sampling.top_k or 0, sampling.top_p or 1.0, sampling.repetition_penalty or 1.0
+    return SequenceSettings(sampling.temperature, top_k, top_p, penalty, seed, number)
 
 
 def num_candidates(settings: SequenceSettings) -> int:
@@ -107,6 +114,12 @@ def num_candidates(settings: SequenceSettings) -> int:
         return _ALL
     largest = int(np.max(np.where(is_drawn, top_k, 0)))
     return 1 << (largest - 1).bit_length() if largest else 0
+
+
+def penalize(logits: Logits, is_earlier: Bool[jax.Array, "B V"], penalty: Float[jax.Array, " B"]) -> Logits:
+    """Logits with the repetition penalty of each row on those of its earlier tokens."""
+    factor = jnp.where(is_earlier, penalty[:, None], 1.0)
+    return jnp.where(logits > 0, logits / factor, logits * factor)
 
 
 def choose(

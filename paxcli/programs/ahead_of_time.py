@@ -187,7 +187,7 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     unrolled, convert = unroll_layers(model)
 
     def decode(params: dict, *inputs: jax.Array) -> DecodeState:
-        return generate(unrolled, convert(params, True), *inputs, max_tokens=half, eos_ids=(), sampling=Sampling())
+        return generate(unrolled, convert(params, True), *inputs, sampling=Sampling(max_tokens=half, eos_ids=()))
 
     return jax.jit(decode).lower(placed, prompts, lengths, seed)
 

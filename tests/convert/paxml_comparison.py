@@ -173,7 +173,7 @@ def _compare_decode(model: LanguageModel, arrays: Mapping[str, np.ndarray], grou
     def run(ids: jax.Array, lengths: jax.Array, rest: int) -> DecodeState:
         settings = jax.tree.map(lambda x: jnp.full(1, x), sequence_settings(Sampling(), 0, 0))
         prompt = prefill(model, params, ids, lengths, lengths, rest, settings, ids.shape[1] + rest, True)
-        return advance(model, params, prompt, rest, (eos_id,), 0, Sampling())
+        return advance(model, params, prompt, rest, 0, Sampling(eos_ids=(eos_id,)))
 
     same, worst = True, 0.0
     for prompt, length, output, expected in zip(

@@ -39,7 +39,7 @@ def model_and_params(kind: type):
 def search(kind: type, limits: list[int], **settings) -> Beams:
     """The beams of the two prompts."""
     model, params = model_and_params(kind)
-    beam, longest = BeamSearch(**settings), max(limits)
+    beam, longest = BeamSearch(**settings, eos_ids=EOS), max(limits)
 
     @jax.jit
     def run(params):
@@ -51,12 +51,12 @@ def search(kind: type, limits: list[int], **settings) -> Beams:
             jnp.array(LENGTHS),
             jnp.array(LENGTHS),
             jnp.array(limits),
-            SequenceSettings(*[jnp.zeros(2)] * 5),
+            SequenceSettings(*[jnp.zeros(2)] * 6),
             size,
             False,
-            BOS,
+            bos_id=BOS,
         )
-        return beam_search(model, params, prompts, cache_axes(model, params, size), longest, EOS, beam)
+        return beam_search(model, params, prompts, cache_axes(model, params, size), longest, beam)
 
     return jax.device_get(run(params))
 

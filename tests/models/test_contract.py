@@ -47,8 +47,8 @@ def test_greedy_decoding_with_the_latent_cache_equals_full_passes(model):
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch)["params"])
     params = jax.tree.map(lambda p: 3 * p, params)
     prompts, lengths = jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]]), jnp.array([4, 2])
-    run = jax.jit(generate, static_argnums=(0, 5, 6, 7))
-    found = run(model, params, prompts, lengths, 0, 8, (), Sampling())
+    run = jax.jit(generate, static_argnums=(0, 5))
+    found = run(model, params, prompts, lengths, 0, Sampling(max_tokens=8))
 
     @jax.jit
     def next_ids(ids):

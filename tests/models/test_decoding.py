@@ -54,12 +54,9 @@ def _with_params(config):
     return model, jax.tree.map(lambda p: 3 * p, params)
 
 
-GREEDY = Sampling()
-
-
-def _generate(model, params, sampling=GREEDY, eos_ids=(), seed=0, max_tokens=6):
-    run = jax.jit(generate, static_argnums=(0, 5, 6, 7))
-    return run(model, params, PROMPTS, LENGTHS, seed, max_tokens, eos_ids, sampling)
+def _generate(model, params, seed=0, **settings):
+    run = jax.jit(generate, static_argnums=(0, 5))
+    return run(model, params, PROMPTS, LENGTHS, seed, Sampling(**{"max_tokens": 6, **settings}))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -130,7 +127,7 @@ def test_a_recurrent_layer_sees_which_tokens_of_a_prompt_are_padding():
 @pytest.mark.parametrize("scored", [True, False])
 def test_prefill_scores_the_prompts_if_asked(model_and_params, scored):
     model, params = model_and_params
-    settings = SequenceSettings(*[jnp.zeros(2)] * 5)
+    settings = SequenceSettings(*[jnp.zeros(2)] * 6)
     run = jax.jit(prefill, static_argnums=(0, 5, 7, 8))
     state = run(model, params, PROMPTS, LENGTHS, LENGTHS, 6, settings, 16, scored)
     for row, length in enumerate(LENGTHS.tolist()):
@@ -158,7 +155,7 @@ def test_the_end_token_ends(model_and_params):
 def test_no_end_before_the_least_number_of_tokens(model_and_params):
     model, params = model_and_params
     eos_ids = tuple(range(12))
-    result = _generate(model, params, Sampling(min_tokens=3), eos_ids)
+    result = _generate(model, params, min_tokens=3, eos_ids=eos_ids)
     np.testing.assert_array_equal(result.lengths - LENGTHS, [4, 4])
     for row, length in enumerate(LENGTHS.tolist()):
         assert result.ids[row, length : length + 3].tolist() == [12] * 3
@@ -169,8 +166,7 @@ def test_no_end_before_the_least_number_of_tokens(model_and_params):
 
 def test_sampling_is_repeatable(model_and_params):
     model, params = model_and_params
-    hot = Sampling(temperature=2.0)
-    first, second, other = (_generate(model, params, hot, seed=seed).ids for seed in (1, 1, 2))
+    first, second, other = (_generate(model, params, seed, temperature=2.0).ids for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, second)
     assert (first != other).any()
 

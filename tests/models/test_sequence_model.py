@@ -93,11 +93,9 @@ def test_scanned_is_unrolled(params):
 
 def test_greedy_decoding_equals_full_passes(params):
     """With the caches, against the whole target computed anew for each token."""
-    batch, bos = _batch(), 0
+    batch, bos, sampling = _batch(), 0, Sampling(max_tokens=T - 1)
     lengths = batch.source_segment_ids.sum(axis=1)
-    found = jax.jit(generate, static_argnums=(0, 5, 6, 7, 8))(
-        MODEL, params, batch.source_ids, lengths, 0, T - 1, (), Sampling(), bos
-    )
+    found = jax.jit(generate, static_argnums=(0, 5))(MODEL, params, batch.source_ids, lengths, 0, sampling)
     forward = jax.jit(lambda b: MODEL.apply({"params": params}, b, method="compute_predictions").logits)
     ids, log_probs = np.full((4, T), bos, np.int32), np.zeros((4, T))
     for place in range(T - 1):

@@ -25,8 +25,7 @@ def decoding_values(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     values = {
         field: given[key]
         for key, field in table["fields"].items()
-        # 0 and 1 switch `top_k` and `top_p` off there.
-        if key in given and (is_drawn or key not in _DRAWN) and given[key] != {"top_k": 0, "top_p": 1}.get(key)
+        if key in given and (is_drawn or key not in _DRAWN) and given[key] != table["neutral"].get(key)
     }
     for field in values.keys() & {"eos_ids", "stop"}:
         values[field] = values[field] if isinstance(values[field], list) else [values[field]]
