@@ -20,7 +20,8 @@ def render_text(resolved: Resolved, color: bool = False) -> str:
     """The tree, one value a line, each with its source; with `color`, defaults are dim."""
     lines = list(_tree_lines(resolved))
     width = max((len(line) for line, _ in lines if len(line) <= 60), default=0)
-    return "\n".join(_with_source(line, source, width, color) for line, source in lines)
+    texts = [(f"{line:<{width}}  # {source}" if source else line, source) for line, source in lines]
+    return "\n".join(f"{_DIM}{text}{_PLAIN}" if color and source == "default" else text for text, source in texts)
 
 
 def recipe_yaml(resolved: Resolved) -> str:
@@ -79,8 +80,3 @@ def _tree_lines(resolved: Resolved) -> Iterator[tuple[str, str]]:
                 yield f"{'  ' * (depth - 1)}{parts[depth - 1]}:", ""
         text = value.value if value.is_config else value_text(value.value)
         yield f"{'  ' * (len(parts) - 1)}{parts[-1]}: {text}", value.source
-
-
-def _with_source(line: str, source: str, width: int, color: bool) -> str:
-    text = f"{line:<{width}}  # {source}" if source else line
-    return f"{_DIM}{text}{_PLAIN}" if color and source == "default" else text

@@ -82,7 +82,7 @@ class HarnessModel(TemplateLM):
         until = rest.pop("until", [])
         max_tokens = int(next((rest.pop(name) for name in _MAX_TOKENS_NAMES if name in rest), _MAX_TOKENS))
         temperature = float(rest.pop("temperature", 0.0)) if rest.pop("do_sample", True) else 0.0
-        own = {name: rest.pop(name, None) for name in ("top_k", "top_p", "repetition_penalty")}
+        own: dict[str, Any] = {name: rest.pop(name, 0) or None for name in ("top_k", "top_p", "repetition_penalty")}
         if rest:
             hint = "Remove it from the task's YAML file."
             raise ConfigError(f"A task sets `{[*rest][0]}` in its generation_kwargs, which pax does not have.", hint)

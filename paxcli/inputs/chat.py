@@ -13,7 +13,7 @@ from paxcli.errors import DataError
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
 from paxcli.inputs.conversations import MESSAGE_FIELDS, OTHER_FIELDS, PROMPT, messages_of, template_variables
 from paxcli.inputs.corpus import Corpus
-from paxcli.inputs.documents import FIX_HINT, TEXT, TOKENS, BadRecords, Reading, check_unicode, format_of
+from paxcli.inputs.documents import COLUMNS_HINT, FIX_HINT, TEXT, TOKENS, BadRecords, Reading, check_unicode, format_of
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.processes import map_in_processes
@@ -44,14 +44,18 @@ class ChatReading(Reading):
     """Reads and tokenizes conversations.
 
     Attributes:
+      layout_fields: Fields of a conversation in the published layouts, besides `text_field`.
+      column_map: Names in the files of fields of a layout.
       tokenizer: Template of the tokenizer. Each process builds its own.
       chat_template: A Jinja template, or the path of one.
       template_date: The date that `strftime_now` formats.
     """
 
     empty_cell: ClassVar[str | None] = None
+    layout_fields: ClassVar[tuple[str, ...]] = MESSAGE_FIELDS
 
     text_field: str | None = "messages"
+    column_map: dict[str, str] | None = None
     tokenizer: TokenizerTemplate
     chat_template: str | None
     template_date: str
@@ -65,7 +69,7 @@ class ChatReading(Reading):
 
     def document_of(self, record: dict[str, Any], place: str) -> Any:
         """The conversation of a record, as `encode` returns it."""
-        return self.encode(messages_of(record, str(self.text_field), place), record, place)
+        return self.encode(messages_of(record, str(self.text_field), place, self.column_map or {}), record, place)
 
     def encode(
         self, messages: list[dict[str, Any]], record: dict[str, Any], place: str
@@ -89,11 +93,12 @@ class ChatReading(Reading):
         return ids.astype(dtype_for(self._tokenizer.vocab_size)), is_target
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
-        found = [name for name in (str(self.text_field), *MESSAGE_FIELDS, *OTHER_FIELDS) if name in schema.names]
-        if not {*found} - {*OTHER_FIELDS}:
-            has, hint = ", ".join(schema.names), "Set the input's text_field to the column with the messages."
-            raise DataError(f"{file.path} has no column `{self.text_field}`, nor `{PROMPT}`; it has {has}.", hint)
-        return found
+        mapped, found = {*(self.column_map or {}).values()}, {*schema.names}
+        known = {str(self.text_field), *self.layout_fields, *mapped}
+        if not mapped <= found or not known & found:
+            lacks = "`, nor `".join(sorted(mapped - found) or (str(self.text_field), PROMPT))
+            raise DataError(f"{file.path} has no column `{lacks}`; it has {', '.join(schema.names)}.", COLUMNS_HINT)
+        return [name for name in schema.names if name in known or name in OTHER_FIELDS]
 
     @functools.cached_property
     def template(self) -> ChatTemplate:
@@ -123,6 +128,8 @@ class ChatInput(TextInput):
       files: Paths and globs of JSON lines, CSV, TSV, Parquet and ArrayRecord files.
       format: `jsonl`, `csv`, `tsv`, `parquet` or `arrayrecord`. None: by each file's suffix.
       text_field: Field or column with the messages. Records without it have a prompt and a response.
+      column_map: Fields or columns with the prompt and its completion, if their names are of no layout, such as
+        `{prompt: question, completion: answer}`. Messages are then not read.
       chat_template: A Jinja template, or the path of one (`*.jinja`). None: `chat_template.jinja` or
         `tokenizer_config.json` next to the tokenizer's file, or else a plain template.
       template_date: The date, YYYY-MM-DD, that `strftime_now` in a template formats. It is fixed because a resumed run
@@ -140,14 +147,15 @@ class ChatInput(TextInput):
 
     format: Literal["jsonl", "csv", "tsv", "parquet", "arrayrecord"] | None = None  # pyrefly: ignore
     text_field: str | None = "messages"
+    column_map: dict[Literal["prompt", "completion"], str] | None = None
     chat_template: str | None = None
     template_date: str = "2024-07-26"
     packing: Literal["first_fit", "one_per_row"] = "first_fit"  # pyrefly: ignore
 
     def validate(self) -> None:
         super().validate()
-        if self.text_field is None:
-            self.refuse("text_field is None.", "Name the field with the messages.")
+        if self.text_field is None or (self.column_map and self.text_field != type(self).text_field):
+            self.refuse(f"text_field is {self.text_field}, column_map is {self.column_map}.", "Set one of them.")
         try:
             datetime.date.fromisoformat(self.template_date)
         except ValueError:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from paxcli.errors import DataError, names_hint
-from paxcli.inputs.documents import FIX_HINT
+from paxcli.inputs.documents import FIX_HINT, lacks_field
 
 CONVERSATIONS = "conversations"  # of ShareGPT
-PROMPT, RESPONSES = "prompt", ("response", "completion", "output")
+PROMPT, COMPLETION, RESPONSES = "prompt", "completion", ("response", "completion", "output")
 INSTRUCTION, INPUTS = "instruction", ("input", "context")  # of Alpaca and Dolly
 SYSTEM = "system"
 TOOLS, KWARGS = "tools", "chat_template_kwargs"  # of Hugging Face's `apply_chat_template`
@@ -18,9 +18,10 @@ MESSAGE_FIELDS = (CONVERSATIONS, PROMPT, INSTRUCTION, *RESPONSES)
 OTHER_FIELDS = (*INPUTS, SYSTEM, TOOLS, KWARGS)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+Record = Mapping[str, Any]
 
 
-def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
+def messages_of(record: Record, field: str, place: str, columns: Mapping[str, str] = {}) -> list[dict[str, Any]]:
     """The messages of a record: its `field` or `conversations`, or its prompt and its response.
 
     A system prompt in its field `system` comes first, if the messages do not begin with one.
@@ -29,14 +30,15 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
       record: A JSON object, or a row of a CSV or Parquet file.
       field: Field with the list of messages, each with a `role` and a `content`; as in ShareGPT, `from` and `value`.
       place: File and line of the record, for errors.
+      columns: `prompt`, `completion` or both → their names in the record, which then has no messages.
 
     Raises:
       DataError: The record has neither, or an invalid message, or no assistant message.
     """
     if record.get(field) is None and record.get(CONVERSATIONS) is not None:
         field = CONVERSATIONS
-    if record.get(field) is None:
-        checked = _prompt_and_response(record, field, place)
+    if columns or record.get(field) is None:
+        checked = _prompt_and_response(record, field, place, columns)
     else:
         messages = record[field]
         if not isinstance(messages, list) or not messages:
@@ -50,14 +52,14 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
     return checked
 
 
-def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
-    question = next((name for name in (PROMPT, INSTRUCTION) if record.get(name) is not None), None)
-    answer = next((name for name in RESPONSES if record.get(name) is not None), None)
+def _prompt_and_response(record: Record, field: str, place: str, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    questions = (columns[PROMPT],) if PROMPT in columns else (PROMPT, INSTRUCTION)
+    answers = (columns[COMPLETION],) if COMPLETION in columns else RESPONSES
+    question, answer = (next((x for x in names if record.get(x) is not None), None) for names in (questions, answers))
     if question is None or answer is None:
-        fields = ", ".join(map(str, record)) or "none"
-        problem = f"has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; fields: {fields}"
-        raise DataError(f"{place} {problem}.", f"Set text_field to the field with the messages. {FIX_HINT}")
-    asked = record[question] if question == PROMPT else _instruction(record)
+        both = f"`{questions[0]}` and `{'` or `'.join(answers)}`"
+        raise lacks_field(record, f"{place} {'does not have' if columns else f'has neither `{field}` nor'} {both}")
+    asked = record[question] if question == questions[0] else _instruction(record)
     return [
         _check_message(message, f"{place}, `{name}`")
         for role, name, content in (("user", question, asked), ("assistant", answer, record[answer]))

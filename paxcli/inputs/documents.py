@@ -11,7 +11,7 @@ import json
 import lzma
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, AnyStr, BinaryIO, ClassVar, Self
 
 from paxcli.errors import DataError, did_you_mean, load_library
@@ -128,9 +128,7 @@ class Reading:
         if not isinstance(text, str):
             problem = "is null" if text is None else f"is {type(text).__name__}, not text"
             problem = problem if self.text_field in record else "is missing"
-            fields = ", ".join(map(str, record)) or "none"
-            hint = f"Set text_field (`--text-field`). {FIX_HINT}"
-            raise DataError(f"{place}: `{self.text_field}` {problem}; fields: {fields}.", hint)
+            raise lacks_field(record, f"{place}: `{self.text_field}` {problem}", "Set text_field (`--text-field`).")
         return text
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
@@ -222,7 +220,13 @@ class Reading:
         return self.document_of(found, place)
 
 
+COLUMNS_HINT = "Name the columns in column_map, such as {prompt: question}; or set text_field to that with messages."
 FIX_HINT = "Fix it, or skip it: on_bad_record=skip (`pax data tokenize --on-bad-record skip`)."
+
+
+def lacks_field(fields: Iterable[str], problem: str, hint: str = COLUMNS_HINT) -> DataError:
+    """The error of a record in which a field is missing, with the names of its `fields`."""
+    return DataError(f"{problem}; fields: {', '.join(map(str, fields)) or 'none'}.", f"{hint} {FIX_HINT}")
 
 
 def _read_text(file: SourceFile) -> Iterator[tuple[str, Any]]:
@@ -346,6 +350,5 @@ def _example_field(record: bytes, field: str, place: str) -> str:
         hint = f"For plain text, set text_field=None. {FIX_HINT}"
         raise DataError(f"{place} is neither JSON nor a tf.train.Example.", hint) from None
     if field not in features or len(features[field].bytes_list.value) != 1:
-        hint = "Set text_field."
-        raise DataError(f"{place} has no text field `{field}`; fields: {', '.join(sorted(features))}.", hint)
+        raise lacks_field(sorted(features), f"{place} has no text field `{field}`", "Set text_field.")
     return features[field].bytes_list.value[0].decode("utf-8")

@@ -253,7 +253,5 @@ def _select_rows(batch: NestedMap, numbers: np.ndarray) -> NestedMap:
         return selected
 
     rows = jax.tree_util.tree_map_with_path(select, batch)
-    sample_weights = batch.get("eval_sample_weights")
-    weights = np.ones(len(numbers)) if sample_weights is None else sample_weights[np.maximum(numbers, 0)]
-    rows.eval_sample_weights = (weights * is_row).astype(np.float32)
+    rows.eval_sample_weights = (rows.get("eval_sample_weights", 1.0) * is_row).astype(np.float32)
     return rows

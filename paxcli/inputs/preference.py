@@ -11,8 +11,8 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
-from paxcli.inputs.conversations import KWARGS, PROMPT, SYSTEM, TOOLS, as_messages, messages_of
-from paxcli.inputs.documents import FIX_HINT, BadRecords
+from paxcli.inputs.conversations import PROMPT, SYSTEM, as_messages, messages_of
+from paxcli.inputs.documents import FIX_HINT, BadRecords, lacks_field
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import ONE_PER_ROW
 from paxcli.nested_map import NestedMap
@@ -25,14 +25,18 @@ _ANSWERING = ("assistant", "tool")  # roles of messages that do not begin a conv
 class PairReading(ChatReading):
     """Reads pairs as two conversations: the chosen one, then the rejected one."""
 
+    layout_fields: ClassVar[tuple[str, ...]] = (PROMPT, REJECTED)
+
     def documents(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
         return itertools.chain.from_iterable(super().documents(file, bad))
 
     def document_of(self, record: dict[str, Any], place: str) -> Any:
+        columns = {CHOSEN: CHOSEN, REJECTED: REJECTED, **(self.column_map or {})}
+        for name in columns.values():
+            if record.get(name) is None:
+                raise lacks_field(record, f"{place} has no `{name}`")
+        record = record | {name: record[column] for name, column in columns.items()}
         return [self.encode(_messages(record, side, place), record, place) for side in (CHOSEN, REJECTED)]
-
-    def columns(self, schema: Any, file: SourceFile) -> list[str]:
-        return [name for name in (PROMPT, CHOSEN, REJECTED, SYSTEM, TOOLS, KWARGS) if name in schema.names]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -43,13 +47,14 @@ class PreferenceInput(ChatInput):
     its `prompt`, as texts or messages. It may have a `system` prompt. Conversations contain the `prompt`, if there is
     one. As in `ChatInput`, all assistant turns have weight 1; those before the answers add the same to both
     log-probabilities. A row is one conversation, truncated to T tokens, so `packing` must not be set. A pair is skipped
-    or dropped if one of its conversations is.
+    or dropped if one of its conversations is. `column_map` names the columns of `prompt`, `chosen` and `rejected`.
     """
 
     reading: ClassVar[type[ChatReading]] = PairReading
     chats_per_record: ClassVar[int] = 2
 
     text_field: str | None = CHOSEN
+    column_map: dict[Literal["prompt", "chosen", "rejected"], str] | None = None  # pyrefly: ignore
     packing: Literal["first_fit", "one_per_row"] = "one_per_row"
 
     def validate(self) -> None:
@@ -71,13 +76,9 @@ class PreferenceInput(ChatInput):
 
 def _messages(record: dict[str, Any], side: str, place: str) -> list[dict[str, Any]]:
     """The conversation on one side of a pair."""
-    for name in (CHOSEN, REJECTED):
-        if record.get(name) is None:
-            raise DataError(f"{place} has no `{name}`; fields: {', '.join(record) or 'none'}.", FIX_HINT)
     prompt = as_messages(record.get(PROMPT) or [], "user")
     if not prompt and isinstance(record[side], str):
-        problem = f"has no `{PROMPT}`, and `{side}` is a text"
-        raise DataError(f"{place} {problem}; fields: {', '.join(record)}.", FIX_HINT)
+        raise lacks_field(record, f"{place} has no `{PROMPT}`, and `{side}` is a text")
     answer, system = as_messages(record[side], "assistant"), record.get(SYSTEM)
     messages = messages_of({side: [*prompt, *answer], SYSTEM: system}, side, place)
     start = len(messages) - len(answer)

@@ -66,9 +66,8 @@ class TokenFileInfo:
     @classmethod
     def of(cls, tokenizer: Tokenizer, **fields: Any) -> Self:
         """The description of a file written with this tokenizer."""
-        size = tokenizer.vocab_size
-        name = dtype_for(size).name
-        return cls(dtype=name, vocab_size=size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, **fields)
+        ids = {"vocab_size": tokenizer.vocab_size, "eos_id": tokenizer.eos_id, "pad_id": tokenizer.pad_id}
+        return cls(dtype=dtype_for(tokenizer.vocab_size).name, **ids, **fields)
 
 
 def read_info(path: epath.Path) -> TokenFileInfo:
