@@ -19,7 +19,7 @@ from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
 _CHECKPOINTS = "checkpoints"
-_RUN_FILES = ("recipe*.yaml", "config.txt", "environment.json", "tokenizers.json", "tokenizers", "huggingface")
+_RUN_FILES = ("config.txt", "environment.json", "tokenizers.json", "tokenizers", "huggingface", "recipe*.yaml")
 # Copied last: a step directory without these does not count as a checkpoint.
 _COMMIT_FILES = ("_CHECKPOINT_METADATA", COMMITTED)
 
@@ -110,31 +110,34 @@ def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False
 def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run: bool = False) -> list[CheckpointInfo]:
     """Copies checkpoints (default: the newest), and recipe and tokenizers of their run, into another run directory.
 
-    The copy can be resumed, evaluated and decoded from. Directories may be local or in a bucket (`gs://…`).
+    The copy can be resumed, evaluated and decoded from. Directories may be local or in a bucket (`gs://…`). Until
+    `recipe.yaml` is copied, at the end, `out` is not a run. A copy that was interrupted can be repeated: it skips the
+    checkpoints that `out` already has.
 
     Returns:
-      The new checkpoints; with `dry_run`, those that would be copied.
+      The checkpoints in `out`; with `dry_run`, those that would be copied.
 
     Raises:
       DataError: There is no such checkpoint.
-      ConfigError: `out` is another run, or has a checkpoint of one of these steps already.
+      ConfigError: `out` is another run, or has another checkpoint of one of these steps.
     """
     target = epath.Path(resolve_path(out))
     chosen = find_steps(run_dir, steps) if steps else find_steps(run_dir)[-1:]
     hint = "Copy to another directory."
-    if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
-        raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
+    pairs = [(_step_dir(run_dir, step), _step_dir(out, step)) for step in chosen]
+    if others := [int(new.name) for old, new in pairs if new.exists() and read_manifest(new) != read_manifest(old)]:
+        raise ConfigError(f"{target} already has other checkpoints of steps {format_steps(others)}.", hint)
     source = resolve_path(run_dir)  # the glob of epath would take wildcards in its name for a pattern
-    found = [file for pattern in _RUN_FILES for path in source.glob(pattern) for file in files_in(epath.Path(path))]
-    for name in [file.relative_to(source) for file in found if file.name != "environment.json"]:  # of the last start
-        if (target / name).exists() and (target / name).read_bytes() != (source / name).read_bytes():
-            raise ConfigError(f"{target} is another run: its {name} differs.", hint)
+    paths = [epath.Path(path) for pattern in _RUN_FILES for path in sorted(source.glob(pattern))]
+    files = [(file, target / file.relative_to(source)) for path in paths for file in files_in(path)]
+    for old, new in files:
+        if old.name != "environment.json" and new.exists() and new.read_bytes() != old.read_bytes():
+            raise ConfigError(f"{target} is another run: its {old.relative_to(source)} differs.", hint)
     if dry_run:
-        return [_info(_step_dir(run_dir, step)) for step in chosen]
-    (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    for file in found:
-        copy_file(file, target / file.relative_to(source))
-    return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
+        return [_info(old) for old, _ in pairs]
+    for old, new in sorted([*files, *pairs], key=lambda pair: pair[0].suffix == ".yaml"):  # the recipes last
+        _copy(old, new)
+    return [_info(new) for _, new in pairs]
 
 
 def _step_dir(run_dir: str, step: int) -> epath.Path:
@@ -148,12 +151,8 @@ def files_in(path: epath.Path) -> list[epath.Path]:
 
 def _info(directory: epath.Path) -> CheckpointInfo:
     stats = [size_and_time(path) for path in files_in(directory)]
-    return CheckpointInfo(
-        step=int(directory.name),
-        bytes=sum(size for size, _ in stats),
-        saved_at=max([time for _, time in stats if time], default=None),
-        path=os.fspath(directory),
-    )
+    saved_at = max([time for _, time in stats if time], default=None)
+    return CheckpointInfo(int(directory.name), sum(size for size, _ in stats), saved_at, os.fspath(directory))
 
 
 def _verify(directory: epath.Path) -> Verified:
@@ -180,11 +179,16 @@ def _chunks(arrays: dict[str, jax.ShapeDtypeStruct]) -> Iterator[dict[str, jax.S
         yield {name: arrays[name] for name in names}
 
 
-def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
-    """Copies one checkpoint; an interrupted copy leaves a directory that is not taken for a checkpoint."""
-    partial = folder / f".copying-{source.name}"
-    partial.rmtree(missing_ok=True)
-    for path in sorted(files_in(source), key=lambda path: path.name in _COMMIT_FILES):
-        copy_file(path, partial / path.relative_to(source))
-    rename_durably(partial, folder / source.name)
-    return folder / source.name
+def _copy(old: epath.Path, new: epath.Path) -> None:
+    """Copies a file, or a checkpoint if it is not there yet.
+
+    An interrupted copy of a checkpoint leaves a directory that is not taken for one.
+    """
+    if not old.is_dir():
+        return copy_file(old, new)
+    if not new.exists():
+        partial = new.with_name(f".copying-{new.name}")
+        partial.rmtree(missing_ok=True)
+        for path in sorted(files_in(old), key=lambda path: path.name in _COMMIT_FILES):
+            copy_file(path, partial / path.relative_to(old))
+        rename_durably(partial, new)

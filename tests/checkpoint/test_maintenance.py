@@ -7,6 +7,9 @@ import pathlib
 import pwd
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -16,11 +19,28 @@ from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.cli.checkpoints import app
 from paxcli.cli.output import run
+from paxcli.config.load import is_run_dir
 from paxcli.errors import ConfigError, DataError
 from paxcli.training.run_dir import RunDir
 from tests.checkpoint.states import abstract, assert_same_bits, make_state
 
 STEPS = (1, 2, 3)
+_COPY_UNTIL_KILLED = """
+import os, signal, sys
+from paxcli.checkpoint import maintenance
+
+run_dir, out, files = sys.argv[1:]
+copy_file, copied = maintenance.copy_file, []
+
+def copy_or_die(*paths):
+    if len(copied) == int(files):
+        os.kill(os.getpid(), signal.SIGKILL)
+    copied.append(paths)
+    copy_file(*paths)
+
+maintenance.copy_file = copy_or_die
+maintenance.copy_checkpoints(run_dir, out, [1, 3])
+"""
 
 
 @pytest.fixture
@@ -126,8 +146,11 @@ def test_a_copy_restores_the_same_bits(run_dir: pathlib.Path, tmp_path: pathlib.
     assert_same_bits(restored, make_state(3))
     assert input_state == {"position": 3}
     assert [info.step for info in maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "newest"))] == [3]
-    with pytest.raises(ConfigError, match="already has checkpoints of steps 1"):
-        maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [1])
+    assert [info.step for info in maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [1])] == [1]
+    with CheckpointStore(tmp_path / "other" / "checkpoints", Checkpoint(save_interval_steps=1)) as store:
+        store.save(1, make_state(2), {"position": 1})
+    with pytest.raises(ConfigError, match="already has other checkpoints of steps 1"):
+        maintenance.copy_checkpoints(str(tmp_path / "other"), str(tmp_path / "copy"), [1])
     (tmp_path / "copy" / "recipe.yaml").write_text("recipe: tiny-synthetic\n")
     with pytest.raises(ConfigError, match="copy is another run: its recipe.yaml differs"):
         maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [2], dry_run=True)
@@ -183,6 +206,37 @@ def test_an_interrupted_copy_is_not_a_checkpoint(
     maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
     assert steps_of(tmp_path / "copy") == [3]
     assert next(maintenance.verify_checkpoints(str(tmp_path / "copy"))).problem is None
+
+
+def test_a_killed_copy_is_not_a_run_until_it_is_repeated(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Killed before every fifth file. A run with a recipe and without a checkpoint would start at step 0."""
+    (run_dir / "config.txt").write_text("task.name = null\n")
+    (run_dir / "recipe-1.yaml").write_text("recipe: tiny\n")
+    (run_dir / "recipe.yaml").write_text("recipe: recipe-1.yaml\n")
+    killed = 0
+    while True:
+        copy, code = tmp_path / f"copy {killed}", _COPY_UNTIL_KILLED
+        done = subprocess.run([sys.executable, "-c", code, str(run_dir), str(copy), str(killed)])
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL
+        assert not (copy / "recipe.yaml").exists() and not is_run_dir(str(copy))
+        if killed % 3 == 0:  # otherwise the test takes long
+            maintenance.copy_checkpoints(str(run_dir), str(copy), [1, 3])
+            assert steps_of(copy) == [1, 3] and is_run_dir(str(copy))
+            assert not [found.problem for found in maintenance.verify_checkpoints(str(copy)) if found.problem]
+            assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["1", "3"]
+        killed += 5
+    assert killed > 10 and steps_of(copy) == [1, 3]
+
+
+def test_a_killed_copy_of_another_run_is_not_continued(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (run_dir / "config.txt").write_text("task.name = null\n")
+    arguments = [str(run_dir), str(tmp_path / "copy"), "8"]
+    assert subprocess.run([sys.executable, "-c", _COPY_UNTIL_KILLED, *arguments]).returncode == -signal.SIGKILL
+    (run_dir / "config.txt").write_text('task.name = "other"\n')
+    with pytest.raises(ConfigError, match="copy is another run: its config.txt differs"):
+        maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [2])
 
 
 def test_a_checkpoint_that_training_deletes_meanwhile_is_neither_damage_nor_a_bug(
