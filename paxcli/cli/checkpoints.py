@@ -61,14 +61,14 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
     from paxcli.checkpoint.maintenance import verify_checkpoints
 
     jax.config.update("jax_platforms", "cpu")
-    results = [result._asdict() for result in verify_checkpoints(run_dir, steps or ())]
-    damaged = [result for result in results if result["problem"]]
-    lines = [f"step {one['step']}: {one['problem'] or _intact(one['arrays'], one['bytes'])}" for one in results]
+    found = list(verify_checkpoints(run_dir, steps or ()))
+    texts = [one.problem or f"intact, {one.arrays} arrays, {one.bytes / 2**20:,.1f} MiB" for one in found]
+    lines = [f"step {one.step}: {text}" for one, text in zip(found, texts, strict=True)]
+    damaged, intact = ([str(one.step) for one in found if bool(one.problem) is is_bad] for is_bad in (True, False))
     if not damaged:
-        return say_result({"checkpoints": results}, "\n".join(lines), as_json)
-    intact = [str(one["step"]) for one in results if not one["problem"]]
-    problem = f"{len(damaged)} of {len(results)} checkpoints of {run_dir} cannot be used:"
-    delete = f"pax checkpoints rm {run_dir} --step {damaged[0]['step']}"
+        return say_result({"checkpoints": [one._asdict() for one in found]}, "\n".join(lines), as_json)
+    problem = f"{len(damaged)} of {len(found)} checkpoints of {run_dir} cannot be used:"
+    delete = f"pax checkpoints rm {run_dir} --step {damaged[0]}"
     hint = f"Intact: {', '.join(intact) or 'none'}. Delete a damaged one: `{delete}`."
     raise DataError("\n  ".join([problem, *lines]), hint)
 
@@ -133,7 +133,3 @@ def _explain_deletion(run_dir: str) -> Iterator[None]:
 def _line(info: dict[str, Any]) -> str:
     saved = "" if info["saved_at"] is None else f"{datetime.datetime.fromtimestamp(info['saved_at']):%Y-%m-%d %H:%M:%S}"
     return f"step {info['step']:>8}  {info['bytes'] / 2**20:>10,.1f} MiB  {saved}  {info['path']}"
-
-
-def _intact(arrays: int, size: int) -> str:
-    return f"intact, {arrays} arrays, {size / 2**20:,.1f} MiB"

@@ -82,6 +82,8 @@ def evaluate(
         evaluations.append({"step": at, "metrics": metrics})
         if not as_json:
             say(_table(at, metrics) if names else metrics_text(at, metrics))
+    if not evaluations:
+        raise DataError("Every checkpoint was deleted before it was evaluated.", "Raise `checkpoint.save_max_to_keep`.")
     if as_json:
         say_result(evaluations[-1] | ({"evaluations": evaluations} if watch else {}), "", as_json)
 

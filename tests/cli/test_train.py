@@ -206,6 +206,24 @@ def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monk
     assert [entry["step"] for entry in json.loads(capsys.readouterr().out)["evaluations"]] == [0, 10, 16, 20]
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_eval_watch_of_checkpoints_that_are_all_deleted(options, trained, tmp_path, monkeypatch, capsys):
+    import paxcli
+    from paxcli.cli.main import app, run
+
+    copy, evaluate = shutil.copytree(trained[0], tmp_path / "mine"), paxcli.Run.evaluate
+
+    def evaluate_late(self, step, *more):
+        shutil.rmtree(copy / "checkpoints" / f"{step}")
+        return evaluate(self, step, *more)
+
+    monkeypatch.setattr(paxcli.Run, "evaluate", evaluate_late)
+    assert run(app, ["eval", str(copy), "--watch", *options]) == 5
+    printed = capsys.readouterr()
+    message = json.loads(printed.out)["error"]["message"] if options else printed.err
+    assert "Every checkpoint was deleted before it was evaluated." in message
+
+
 def test_decode(trained, pax):
     run_dir, *_ = trained
     arguments = ("decode", str(run_dir), "--prompt", "de", "--max-tokens", "8", "--temperature", "1", "--seed", "3")
