@@ -360,8 +360,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         full |= found.get("rope_scaling", {})
         if "global_scaling" in family.traits:  # transformers 5 ignores it in sliding windows
             found["rope_parameters"] = {_LOCAL: sliding, _GLOBAL: full}
-        if "rope_local_base_freq" in family.defaults:
-            found["rope_local_base_freq"] = rotary.max_timescale
+        found["rope_local_base_freq"] = rotary.max_timescale
         if "partial_rotary_factor" in family.defaults:
             found["partial_rotary_factor"] = rotary.fraction
         if "rope_scaling" in family.defaults:  # without one, transformers uses its default
@@ -376,8 +375,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     layers = [blocks[i % len(blocks)] for i in range(model.num_layers)]
     if alternating or family.pattern:
         found["layer_types"] = _layer_types(family, [one.attention.window for one in layers])
-    if "no_rope_layers" in family.defaults:
-        found["no_rope_layers"] = [int(one.attention.rotary is not None) for one in layers]
+    found["no_rope_layers"] = [int(one.attention.rotary is not None) for one in layers]
     if "chunks" in family.traits:
         found |= _new_chunks(layers, local.attention)
     if "query_pre_attn_scalar" in family.defaults:

@@ -94,14 +94,13 @@ class Conversion:
         if scaled is not None and found and scaled != found[0][1].value:
             scales = ("scale", "global_parameter_scale")
             found += [(key, self.settings.values[key]) for key in scales if self.settings.is_set(key)]
-        lines = [setting.line for _, setting in found if setting.line is not None]
-        origins = [setting.origin for _, setting in found]
+        line = next((setting.line for _, setting in found if setting.line is not None), None)
+        origins = {setting.origin for _, setting in found}
         origin = next((o for o in ("script", "environment", "model") if o in origins), "default")
         values = [setting.value for _, setting in found]
         shown = values[0] if len(values) == 1 or scaled is not None else ", ".join(map(str, values))
         names = ", ".join(key.lstrip("_") for key, _ in found if key in keys) or "(fixed)"
-        after = shown if scaled is None else scaled
-        self.rows.append(Row(names, shown, after, path, value, lines[0] if lines else None, origin))
+        self.rows.append(Row(names, shown, shown if scaled is None else scaled, path, value, line, origin))
 
     def ask(self, text: str) -> None:
         """Reports what the user has to decide."""

@@ -98,11 +98,13 @@ class LaunchFile:
     others: list[Diagnostic] = dataclasses.field(default_factory=list)
 
 
-_TRAIN_FILES = ("train.py", "train_compile.py", "train", "train_compile")
-_TRAIN_MODULE = re.compile(r"(?i)maxtext(\.trainers\.pre_train)?\.train(_compile)?")
-_POST_TRAIN = re.compile(
-    r"(?i)maxtext\.(trainers\.post_train\.\w+\.\w+|sft_trainer|sft\.\w+|rl\.\w+|experimental\.rl\.\w+)"
-)
+# Kind -> what Python runs: a file, or `-m` and a module.
+_KINDS = {
+    "rl": r"(?i)(?=.*maxtext).*\b(train_rl|rl|grpo\w*)\b.*",
+    "post-train": r"(?i)-m maxtext\.(trainers\.post_train\.\w+\.\w+|sft_trainer|sft\.\w+)",
+    "train": r"(?i:-m maxtext(\.trainers\.pre_train)?\.train(_compile)?)|(?!-m )(.*/)?train(_compile)?(\.py)?",
+    "wrapper": r"(?!-m )(.*/)?(multihost_runner|multihost_job|xpk)\.py",
+}
 _LAUNCHERS = (
     "! nsys nohup time sudo env numactl stdbuf timeout exec srun mpirun ldd command nice taskset uv "
     "docker podman kubectl"
@@ -132,20 +134,8 @@ def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
     if at >= len(words):
         return None
     name = words[at].text
-    return _kind(name, words[at - 1].text == "-m"), name, at + 1
-
-
-def _kind(name: str, is_module: bool) -> str:
-    if re.search(r"(?i)\b(train_rl|rl|grpo\w*)\b", name.replace("/", ".")) and "maxtext" in name.lower():
-        return "rl"
-    if is_module:
-        if _POST_TRAIN.fullmatch(name):
-            return "post-train"
-        return "train" if _TRAIN_MODULE.fullmatch(name) else "other"
-    file = name.rpartition("/")[2]
-    if file in ("multihost_runner.py", "multihost_job.py", "xpk.py"):
-        return "wrapper"
-    return "train" if file in _TRAIN_FILES else "other"
+    program = f"-m {name}" if words[at - 1].text == "-m" else name
+    return next((kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, program)), "other"), name, at + 1
 
 
 def options_of(words: Sequence[Word]) -> dict[str, Word]:

@@ -28,6 +28,7 @@ _LEARNER = f"{_TRAIN}.learner"
 _NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
+_NOT_COMPARED = (f"{_MODEL}.params_init", "eval_inputs", "decode_", f"{_TRAIN}.global_batch", f"{_TRAIN}.percore_batch")
 # These change how weights are stored or initialized, how much memory a step needs, or when a run gives up, not what the
 # model computes.
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
@@ -51,13 +52,12 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     again = plain_values(recipe_with(BASE_RECIPE, convert(launch, "maxtext", date=LAST_DAY).values))
     differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
     differing = [path for path in differing if path.rpartition(".")[2] not in _MAY_DIFFER]
-    differing = [path for path in differing if not path.startswith((f"{_MODEL}.params_init", "eval_inputs", "decode_"))]
+    differing = [path for path in differing if not path.startswith(_NOT_COMPARED)]
     if refused := [path for path in differing if path.startswith(_MUST_BE_EQUAL) and not path.endswith(_REPORTED)]:
         path = refused[0]
         problem = f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}."
         raise ConfigError(problem, f"For example `{path}` is {values.get(path)!r}; MaxText's is {again.get(path)!r}.")
-    batch = (f"{_TRAIN}.global_batch_size", f"{_TRAIN}.percore_batch_size")
-    return keys, [path for path in differing if path not in batch]
+    return keys, differing
 
 
 def command_line(keys: Mapping[str, str]) -> str:
@@ -110,9 +110,7 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
         keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
     if keys["decoder_block"] in ("gemma3", "olmo3"):
         keys["model_name"] = _named_model(keys)
-    keys |= _tables(values) | _attention(values) | _feed_forward(values) | _learning(values)
-    keys |= remat_keys(values) | _mesh(values) | _batch(values, num_devices) | _data(values)
-    return keys
+    return keys | _parts(values) | _learning(values) | remat_keys(values) | _mesh(values) | _batch(values, num_devices)
 
 
 def _named_model(keys: Mapping[str, Any]) -> str | None:
@@ -139,41 +137,34 @@ def _block(values: Mapping[str, Any]) -> str:
     return next((block for block, fits in blocks if fits), "llama2")
 
 
-def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
-    position = values.get(f"{_MODEL}.position")
-    rows = values.get(f"{_MODEL}.position.num_positions") or values.get(f"{_MODEL}.max_seq_len")
+def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the model and of its data whose values are not those of one field."""
+    position, attention, wide = f"{_MODEL}.position", f"{_BLOCK}.attention", f"{_BLOCK}.feed_forward"
+    window, post_norms = values.get(f"{attention}.window"), values.get(f"{_BLOCK}.post_norms")
+    scaling, factor = (values.get(f"{attention}.rotary.{name}") for name in ("scaling", "scaling.factor"))
+    experts, dims = values.get(f"{wide}.num_experts") is not None, values.get(f"{_MODEL}.hidden_dims")
+    is_gated = experts or values.get(f"{wide}.gated")
+    rows = values.get(f"{position}.num_positions") or values.get(f"{_MODEL}.max_seq_len")
     return {
         "logits_via_embedding": values.get(f"{_MODEL}.head") is None,
         "normalize_embedding_logits": bool(values.get(f"{_MODEL}.embedding.scale_logits_sqrt_depth")),
-        "trainable_position_size": rows if position == "LearnedPositions" else -1,
-        "use_untrainable_positional_embedding": position == "SinusoidPositions",
-    }
-
-
-def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
-    path = f"{_BLOCK}.attention"
-    window = values.get(f"{path}.window")
-    scaling, factor = (values.get(f"{path}.rotary.{name}") for name in ("scaling", "scaling.factor"))
-    return {
-        "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
+        "trainable_position_size": rows if values.get(position) == "LearnedPositions" else -1,
+        "use_untrainable_positional_embedding": values.get(position) == "SinusoidPositions",
+        "use_qk_norm": values.get(f"{attention}.qk_norm") is not None,
         "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
         "rope_type": {"Llama31Scaling": "llama3.1", "YarnScaling": "yarn"}.get(str(scaling), "default"),
         "rope_factor": factor if scaling == "YarnScaling" else None,
-        "rope_attention_scaling": True if values.get(f"{path}.rotary.scaling.attention_factor", 1.0) is None else None,
-        "attention_bias": values.get(f"{path}.use_bias") if values.get(f"{_BLOCK}.norm") != "LayerNorm" else None,
+        "rope_attention_scaling": values.get(f"{attention}.rotary.scaling.attention_factor", 1.0) is None or None,
+        "attention_bias": values.get(f"{attention}.use_bias") if values.get(f"{_BLOCK}.norm") != "LayerNorm" else None,
         "rope_linear_scaling_factor": factor if scaling == "LinearScaling" else None,
-        "use_post_attn_norm": values.get(f"{_BLOCK}.post_norms") is True,
-        "use_post_ffw_norm": bool(values.get(f"{_BLOCK}.post_norms")),
+        "use_post_attn_norm": post_norms is True,
+        "use_post_ffw_norm": bool(post_norms),
+        "base_mlp_dim": dims,
+        "mlp_activations": [values.get(f"{wide}.activation"), *["linear"] * bool(is_gated)],
+        "base_moe_mlp_dim": dims if experts else None,
+        "dataset_type": "tfds" if values.get("train_input") == "C4Input" else "synthetic",
+        "use_dpo": values.get(f"{_MODEL}.dpo") is not None,
     }
-
-
-def _feed_forward(values: Mapping[str, Any]) -> dict[str, Any]:
-    path = f"{_BLOCK}.feed_forward"
-    experts, dims = values.get(f"{path}.num_experts") is not None, values.get(f"{_MODEL}.hidden_dims")
-    activations = [values.get(f"{path}.activation")]
-    if experts or values.get(f"{path}.gated"):
-        activations.append("linear")
-    return {"base_mlp_dim": dims, "mlp_activations": activations, "base_moe_mlp_dim": dims if experts else None}
 
 
 def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,8 +216,3 @@ def _vocab_tiles(tokens: int, chunk: Any) -> int | None:
     if not isinstance(chunk, int) or chunk >= tokens:
         return None
     return next(n for n in range(math.ceil(tokens / chunk), tokens + 1) if tokens % n == 0)
-
-
-def _data(values: Mapping[str, Any]) -> dict[str, Any]:
-    kind = "tfds" if values.get("train_input") == "C4Input" else "synthetic"
-    return {"dataset_type": kind, "use_dpo": values.get("task.model.dpo") is not None}

@@ -56,17 +56,16 @@ def set_mesh(draft: Conversion) -> None:
     topology = draft.topology
     ici = _group(draft, "ici", topology.devices)
     one_slice = topology.slices == 1 and topology.devices is not None
-    dcn = dict.fromkeys(_AXES, 1) if one_slice else _group(draft, "dcn", topology.slices)
+    dcn = None if one_slice else _group(draft, "dcn", topology.slices)
     if ici is None:
         draft.ask(
             "The mesh: an axis is -1, all remaining devices, and their number is unknown. All devices are used for "
             "`data`; give `--topology v4-128`, and `--slices` if there are several."
         )
         return draft.set("mesh.ici_mesh_shape", None, *_keys("ici"))
-    if dcn is None:
-        dcn = dict.fromkeys(_AXES, 1)
-        if any(draft.settings.is_set(key) for key in _keys("dcn")):
-            draft.ask("The slices: a DCN axis is -1, and their number is unknown. One is assumed; give `--slices`.")
+    if dcn is None and not one_slice and any(draft.settings.is_set(key) for key in _keys("dcn")):
+        draft.ask("The slices: a DCN axis is -1, and their number is unknown. One is assumed; give `--slices`.")
+    dcn = dcn or dict.fromkeys(_AXES, 1)
     draft.set("mesh.ici_mesh_shape", _shape(ici), *_keys_to_show(draft, "ici"))
     draft.set("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_keys_to_show(draft, "dcn"))
     draft.num_devices = math.prod(ici.values()) * math.prod(dcn.values())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.remat_map import set_remat
+from paxcli.convert.maxtext.yml import read_text
 from paxcli.errors import ConfigError
 
 _TRAIN = "task.train"
@@ -14,8 +18,8 @@ _LEARNER = f"{_TRAIN}.learner"
 _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
 _GPT3_ROWS = 1536
-# `dataset_type` -> the keys of its files, and of their format.
-_FILES = {"hf": ("hf_train_files", "hf_path"), "grain": ("grain_train_files", "grain_file_type")}
+_FORMAT_KEYS = {"hf": "hf_path", "grain": "grain_file_type"}
+_MIXTURE = "grain_train_mixture_config_path"
 _FORMATS = {"json": "jsonl", "parquet": "parquet", "arrayrecord": "arrayrecord"}
 _TOKENIZERS = {"sentencepiece": "SentencePiece", "tiktoken": "Tiktoken", "huggingface": "HuggingFace"}
 
@@ -150,8 +154,8 @@ def _set_data(draft: Conversion) -> None:
         draft.copy("train_input", "c4.tfds_name", "c4.path", "c4.tokenizer_path")
         if lacks := [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]:
             draft.ask(f"The data: set {' and '.join(lacks)}, or train with `--overlay synthetic-data`.")
-    elif kind in _FILES and not settings["reuse_example_batch"]:
-        _set_text(draft, *_FILES[kind])
+    elif kind in _FORMAT_KEYS and not settings["reuse_example_batch"]:
+        _set_text(draft)
     else:
         draft.set("train_input", "SyntheticInput", "dataset_type")
         if kind != "synthetic" and not settings["reuse_example_batch"]:
@@ -162,25 +166,47 @@ def _set_data(draft: Conversion) -> None:
         draft.approximate("The loss: MaxText of early 2023 counted padding as tokens; pax divides by real tokens.")
 
 
-def _set_text(draft: Conversion, files_key: str, format_key: str) -> None:
-    """Documents in files, whose names and format these keys give. For a dataset on the Hub, they give no file names."""
-    settings, kind = draft.settings, _FORMATS.get(draft.settings[format_key])
-    patterns = [part.partition(",")[0] for part in settings[files_key].split(";") if part and kind]
-    tokenizer = "HuggingFace" if format_key == "hf_path" else _TOKENIZERS[settings["tokenizer_type"]]
-    draft.set("train_input", "TextInput", "dataset_type")
-    draft.set("train_input.files", patterns or None, files_key)
-    draft.set("train_input.format", kind, format_key)
-    draft.set("train_input.text_field", settings["train_data_columns"][0], "train_data_columns")
-    draft.set("train_input.packing", "first_fit" if settings["packing"] else "one_per_row", "packing")
-    draft.set("train_input.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
-    if not patterns:
-        draft.ask("The data: set `train_input.files`, or train with `--overlay synthetic-data`.")
+def _set_text(draft: Conversion) -> None:
+    """Documents in files, of several patterns as a mixture. For a dataset on the Hub, the keys give no file names."""
+    settings, loader = draft.settings, draft.settings["dataset_type"]
+    files_key = _MIXTURE if settings[_MIXTURE] and loader == "grain" else f"{loader}_train_files"
+    kind, named = _FORMATS.get(settings[_FORMAT_KEYS[loader]]), settings[files_key]
+    sources = _weighted_files(files_key, named) if kind else []
+    tokenizer = "HuggingFace" if loader == "hf" else _TOKENIZERS[settings["tokenizer_type"]]
+    draft.set("train_input", "MixtureInput" if len(sources) > 1 else "TextInput", "dataset_type")
+    paths = [f"train_input.inputs.{number}" for number in range(len(sources))]
+    if len(sources) > 1:
+        draft.set("train_input.inputs", ["TextInput"] * len(sources), files_key)
+        draft.set("train_input.weights", [weight for _, weight in sources], files_key)
+        draft.approximate(f"{files_key}: MaxText's weights are shares of the documents, and pax's of the rows.")
+    for path, (pattern, _) in zip(paths if len(sources) > 1 else ["train_input"], sources or [(None, 0)], strict=True):
+        draft.set(f"{path}.files", [pattern] if pattern else None, files_key)
+        draft.set(f"{path}.format", kind, _FORMAT_KEYS[loader])
+        draft.set(f"{path}.text_field", settings["train_data_columns"][0], "train_data_columns")
+        draft.set(f"{path}.packing", "first_fit" if settings["packing"] else "one_per_row", "packing")
+        draft.set(f"{path}.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
+        if tokenizer != "HuggingFace":
+            draft.set(f"{path}.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
+    if not sources:
+        mixed = f" to the mixture of {files_key}={named}, which cannot be read here" if kind and named else ""
+        draft.ask(f"The data: set `train_input.files`{mixed}, or train with `--overlay synthetic-data`.")
     if tokenizer == "HuggingFace":
         draft.ask(f"The tokenizer: `--set tokenizer=hf:{settings['tokenizer_path'] or 'DIR'}`.")
-    else:
-        draft.set("train_input.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
-    if len(patterns) > 1:
-        draft.approximate(f"{files_key}: the weights of its patterns; for those, set `train_input` to a MixtureInput.")
+
+
+def _weighted_files(key: str, value: str) -> list[tuple[str, float]]:
+    """The patterns of files that a key gives, with their weights; none if it has none, or they cannot be read here."""
+    if key != _MIXTURE and ";" not in value:
+        return [(value, 1.0)] if value else []
+    try:
+        if key == _MIXTURE:
+            text = read_text(Path(value)) if Path(value).is_file() else ""
+            found = [(each["path"], each["weight"]) for each in json.loads(text).values()]
+        else:  # `a*,0.3;b*,0.7`, and until November 2025 `a*:0.3;b*:0.7`
+            found = [re.split("[,:](?=[^,:]*$)", part) for part in value.split(";")]
+        return [(str(pattern), float(weight)) for pattern, weight in found if float(weight) > 0]
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def _set_preferences(draft: Conversion) -> None:

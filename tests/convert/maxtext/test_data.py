@@ -6,12 +6,17 @@ import json
 import pathlib
 
 import fiddle as fdl
+import grain.python as grain
+import numpy as np
 import pytest
 
 from paxcli.config.assign import assign
+from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
+from paxcli.inputs.mixture import MixtureInput
+from paxcli.inputs.synthetic import SyntheticInput
 from tests.convert.maxtext.test_launch_to_recipe import of_keys
 
 
@@ -47,8 +52,8 @@ _TO_SET = "The tokenizer: `--set tokenizer=hf:org/model`."
             ["The data: set `train_input.files`, or train with `--overlay synthetic-data`.", _TO_SET],
         ),
         (
-            dict(dataset_type="grain", grain_train_files="a*,0.3;b*,0.7", tokenizer_type="tiktoken"),
-            dict(files=["a*", "b*"], format="arrayrecord", tokenizer="TiktokenTokenizer"),
+            dict(dataset_type="grain", grain_train_files="a*", tokenizer_type="tiktoken"),
+            dict(files=["a*"], format="arrayrecord", tokenizer="TiktokenTokenizer"),
             [],
         ),
         (
@@ -64,8 +69,52 @@ def test_files_of_hf_and_grain_are_those_of_a_text_input(keys: dict, expected: d
     assert converted.values["train_input"] == "TextInput"
     assert {field: converted.values[f"train_input.{field}"] for field in expected} == expected
     assert converted.settings.undecided == asks
-    assert any("weights of its patterns" in text for text in converted.approximated) == (";" in str(keys))
     assert any("MaxText cuts documents" in text for text in converted.approximated)
+
+
+def of_grain(**keys: object) -> Conversion:
+    return of_keys(dataset_type="grain", tokenizer_path="org/model", ici_fsdp_parallelism=4, **keys)
+
+
+@pytest.mark.parametrize("files", ["gs://b/x*,0.3;y*,0.7;z*,0", "gs://b/x*:3;y*:7;z*:0.0"])
+def test_weighted_files_of_grain_become_a_mixture(files: str) -> None:
+    converted = of_grain(grain_train_files=files, train_data_columns="[body]")
+    mixture = recipe_with(BASE_RECIPE, converted.values).train_input
+    assert [each.files for each in mixture.inputs] == [["gs://b/x*"], ["y*"]]
+    assert {(each.format, each.text_field, each.packing) for each in mixture.inputs} == {
+        ("arrayrecord", "body", "first_fit")
+    }
+    assert [fdl.ordered_arguments(each.tokenizer)["path"] for each in mixture.inputs] == ["org/model"] * 2
+    datasets = [grain.MapDataset.range(1000), grain.MapDataset.range(1000, 2000)]
+    theirs = grain.MapDataset.mix(datasets, [weight / sum(mixture.weights) for weight in mixture.weights])
+    ours = MixtureInput(inputs=[SyntheticInput(seq_len=8), SyntheticInput(seq_len=8)], weights=mixture.weights)
+    ours.is_training = True
+    second = np.count_nonzero(ours.order(np.arange(1000)) % 2)
+    assert abs(second - sum(theirs[row] >= 1000 for row in range(1000))) <= 2
+    assert converted.settings.undecided == [] and not [one for one in converted.settings.dropped if one.line]
+    assert any("shares of the documents" in text for text in converted.approximated)
+
+
+def test_a_file_with_a_mixture_is_read(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "mixture.json"
+    file.write_text(json.dumps({"web": {"path": "w*", "weight": 3}, "code": {"path": "c*", "weight": 1}}))
+    converted = of_grain(grain_train_mixture_config_path=file, grain_train_files="ignored*")
+    mixture = recipe_with(BASE_RECIPE, converted.values).train_input
+    assert [each.files for each in mixture.inputs] == [["w*"], ["c*"]] and mixture.weights == [3, 1]
+    file.write_text(json.dumps({"web": {"path": "w*", "weight": 3}}))
+    assert of_grain(grain_train_mixture_config_path=file).values["train_input.files"] == ["w*"]
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{", '{"web": {"path": "w*"}}', '{"web": 3}'])
+def test_a_mixture_that_cannot_be_read_is_for_the_user_to_decide(tmp_path: pathlib.Path, content: str | None) -> None:
+    file = tmp_path / "mixture.json"
+    if content is not None:
+        file.write_text(content)
+    converted = of_grain(grain_train_mixture_config_path=file)
+    assert converted.values["train_input"] == "TextInput" and converted.values["train_input.files"] is None
+    assert [str(file) in text for text in converted.settings.undecided] == [True]
+    undecided = of_grain(grain_train_files="a*;b*").settings.undecided
+    assert len(undecided) == 1 and "a*;b*" in undecided[0]
 
 
 def test_a_converted_text_input_reads_its_files(tmp_path: pathlib.Path) -> None:
