@@ -79,6 +79,7 @@ def describe(
     """
     config = recipe_with(BASE_RECIPE, conversion.values)
     assign(config, "train_input", "SyntheticInput")  # sizes do not depend on the data, which may not exist here
+    config.eval_inputs = []
     config.task.model.dpo = None  # which needs pairs, and a copy of the parameters
     if check:
         validate(config)

@@ -51,8 +51,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
     again = plain_values(recipe_with(BASE_RECIPE, convert(launch, "maxtext", date=LAST_DAY).values))
     differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
-    differing = [path for path in differing if path.rpartition(".")[2] not in _MAY_DIFFER]
-    differing = [path for path in differing if not path.startswith(_NOT_COMPARED)]
+    differing = [p for p in differing if p.rpartition(".")[2] not in _MAY_DIFFER and not p.startswith(_NOT_COMPARED)]
     if refused := [path for path in differing if path.startswith(_MUST_BE_EQUAL) and not path.endswith(_REPORTED)]:
         path = refused[0]
         problem = f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}."
@@ -207,12 +206,8 @@ def _batch(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]
     if rows is None:
         rows = values.get(f"{_TRAIN}.global_batch_size", 1) / (num_devices or 1)
     tokens = int(rows / slices * values.get(f"{_MODEL}.max_seq_len", 0))
-    tiles = _vocab_tiles(tokens, values.get(f"{_MODEL}.loss_chunk"))
+    chunk = values.get(f"{_MODEL}.loss_chunk")
+    # The fewest tiles of at most `chunk` tokens; all are of one size, as in MaxText. None = one, its default.
+    counts = range(math.ceil(tokens / chunk), tokens + 1) if isinstance(chunk, int) and chunk < tokens else ()
+    tiles = next((count for count in counts if tokens % count == 0), None)
     return {"per_device_batch_size": rows / slices, "num_vocab_tiling": tiles}
-
-
-def _vocab_tiles(tokens: int, chunk: Any) -> int | None:
-    """The fewest tiles of at most `chunk` tokens; all are of one size, as in MaxText. None = one, its default."""
-    if not isinstance(chunk, int) or chunk >= tokens:
-        return None
-    return next(n for n in range(math.ceil(tokens / chunk), tokens + 1) if tokens % n == 0)

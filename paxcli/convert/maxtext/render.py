@@ -62,7 +62,7 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
         ("Warnings:", settings.warnings),
         ("For you to decide:", settings.undecided),
         ("Approximated:", converted.approximated),
-        ("Dropped:", [_drop_text(dropped) for dropped in settings.dropped]),
+        ("Dropped:", [f"{f'line {x.line}: ' * (x.line > 0)}{x.key}={x.value}: {x.why}" for x in settings.dropped]),
         ("Environment variables to set:", [f"{name}={value}" for name, value in flags.items()]),
         ("Values:", [f"{row.pax} = {_cell(row.pax_value)}".ljust(48) + f"  {_from(row)}" for row in shown]),
         (f"And {hidden} values of MaxText's models and defaults: `--verbose` shows them.", [""] if hidden else []),
@@ -116,8 +116,3 @@ def _from(row: Row) -> str:
 def _cell(value: Any) -> str:
     text = "off" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _drop_text(dropped: Any) -> str:
-    where = f"line {dropped.line}: " if dropped.line else ""
-    return f"{where}{dropped.key}={dropped.value}: {dropped.why}"

@@ -147,8 +147,7 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
             continue
         if pair.missing:
             settings.undecided.append(_needs(pair, f"it is left as `{pair.value}`" if pair.value else "it is left out"))
-        value = parse_value(pair)
-        if value is None:
+        if (value := parse_value(pair)) is None:
             continue
         if pair.in_config and pair.key in model:
             if value not in (model[pair.key], tables.default(pair.key, settings.date)):

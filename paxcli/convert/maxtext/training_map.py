@@ -48,12 +48,9 @@ def _set_batch(draft: Conversion) -> None:
     keys = ("per_device_batch_size", "gradient_accumulation_steps")
     if rows * slices == int(rows * slices):
         draft.set(f"{_TRAIN}.percore_batch_size", float(rows * slices), *keys)
-    elif draft.global_batch is None:
-        problem = f"per_device_batch_size={rows} is a fraction of a row, and the number of devices is unknown."
-        raise ConfigError(problem, "Give it: `--topology v4-128`, and `--slices` if there are several.")
     elif not draft.global_batch:
-        problem = f"per_device_batch_size={rows} on {draft.num_devices} devices is less than one row."
-        raise ConfigError(problem, "Increase it.")
+        problem = f"per_device_batch_size={rows} on {draft.num_devices or 'unknown'} devices is not a number of rows."
+        raise ConfigError(problem, "Increase it, or give the devices: `--topology v4-128`, and `--slices`.")
     else:
         draft.values[f"{_TRAIN}.percore_batch_size"] = None
         draft.set(f"{_TRAIN}.global_batch_size", draft.global_batch, *keys)
@@ -155,7 +152,7 @@ def _set_data(draft: Conversion) -> None:
         if lacks := [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]:
             draft.ask(f"The data: set {' and '.join(lacks)}, or train with `--overlay synthetic-data`.")
     elif kind in _FORMAT_KEYS and not settings["reuse_example_batch"]:
-        _set_text(draft)
+        _set_text(draft, "train_input", "train")
     else:
         draft.set("train_input", "SyntheticInput", "dataset_type")
         if kind != "synthetic" and not settings["reuse_example_batch"]:
@@ -166,31 +163,33 @@ def _set_data(draft: Conversion) -> None:
         draft.approximate("The loss: MaxText of early 2023 counted padding as tokens; pax divides by real tokens.")
 
 
-def _set_text(draft: Conversion) -> None:
+def _set_text(draft: Conversion, at: str, part: str) -> None:
     """Documents in files, of several patterns as a mixture. For a dataset on the Hub, the keys give no file names."""
     settings, loader = draft.settings, draft.settings["dataset_type"]
-    files_key = _MIXTURE if settings[_MIXTURE] and loader == "grain" else f"{loader}_train_files"
-    kind, named = _FORMATS.get(settings[_FORMAT_KEYS[loader]]), settings[files_key]
-    sources = _weighted_files(files_key, named) if kind else []
+    files_key = _MIXTURE if part == "train" and loader == "grain" and settings[_MIXTURE] else f"{loader}_{part}_files"
+    keys = [files_key, *(["hf_eval_split"] if part == "eval" and settings["hf_eval_split"] else [])]
+    kind, columns = _FORMATS.get(settings[_FORMAT_KEYS[loader]]), f"{part}_data_columns"
+    sources = _weighted_files(files_key, settings[files_key]) if kind else []
     tokenizer = "HuggingFace" if loader == "hf" else _TOKENIZERS[settings["tokenizer_type"]]
-    draft.set("train_input", "MixtureInput" if len(sources) > 1 else "TextInput", "dataset_type")
-    paths = [f"train_input.inputs.{number}" for number in range(len(sources))]
+    draft.set(at, "MixtureInput" if len(sources) > 1 else "TextInput", "dataset_type")
+    paths = [f"{at}.inputs.{number}" for number in range(len(sources))] if len(sources) > 1 else [at]
     if len(sources) > 1:
-        draft.set("train_input.inputs", ["TextInput"] * len(sources), files_key)
-        draft.set("train_input.weights", [weight for _, weight in sources], files_key)
+        draft.set(f"{at}.inputs", ["TextInput"] * len(sources), files_key)
+        draft.set(f"{at}.weights", [weight for _, weight in sources], files_key)
         draft.approximate(f"{files_key}: MaxText's weights are shares of the documents, and pax's of the rows.")
-    for path, (pattern, _) in zip(paths if len(sources) > 1 else ["train_input"], sources or [(None, 0)], strict=True):
-        draft.set(f"{path}.files", [pattern] if pattern else None, files_key)
+    for path, (pattern, _) in zip(paths, sources or [(None, 0)], strict=True):
+        draft.set(f"{path}.files", [pattern] if pattern else None, *keys)
         draft.set(f"{path}.format", kind, _FORMAT_KEYS[loader])
-        draft.set(f"{path}.text_field", settings["train_data_columns"][0], "train_data_columns")
+        draft.set(f"{path}.text_field", settings[columns][0], columns)
         draft.set(f"{path}.packing", "first_fit" if settings["packing"] else "one_per_row", "packing")
         draft.set(f"{path}.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
         if tokenizer != "HuggingFace":
             draft.set(f"{path}.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
     if not sources:
-        mixed = f" to the mixture of {files_key}={named}, which cannot be read here" if kind and named else ""
-        draft.ask(f"The data: set `train_input.files`{mixed}, or train with `--overlay synthetic-data`.")
-    if tokenizer == "HuggingFace":
+        named = ", ".join(f"{key}={settings[key]}" for key in keys if settings[key])
+        instead = f" in place of {named}, which pax cannot read" if named else ""
+        draft.ask(f"The data: set `{at}.files`{instead}, or train with `--overlay synthetic-data`.")
+    if tokenizer == "HuggingFace" and part == "train":
         draft.ask(f"The tokenizer: `--set tokenizer=hf:{settings['tokenizer_path'] or 'DIR'}`.")
 
 
@@ -207,6 +206,15 @@ def _weighted_files(key: str, value: str) -> list[tuple[str, float]]:
         return [(str(pattern), float(weight)) for pattern, weight in found if float(weight) > 0]
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
         return []
+
+
+def _set_evaluation(draft: Conversion) -> None:
+    if draft.values["train_input"] not in ("TextInput", "MixtureInput"):
+        return draft.ask("The evaluation: its data is not converted; set `eval_inputs`.")
+    draft.set("eval_inputs", ["TextInput"], "eval_interval")
+    _set_text(draft, "eval_inputs.0", "eval")
+    draft.set("eval_inputs.0.reset_for_eval", draft.settings["eval_steps"] <= 0, "eval_steps")
+    return draft.copy("eval_inputs.0", "eval_loop_num_batches")
 
 
 def _set_preferences(draft: Conversion) -> None:
@@ -228,7 +236,7 @@ def _set_run(draft: Conversion, steps: int) -> None:
     draft.set(f"{_TRAIN}.summary_interval_steps", max(settings["log_period"], 1), "log_period")
     draft.copy(_TRAIN, "eval_interval_steps")
     if settings["eval_interval"] > 0:
-        draft.ask("The evaluation: its data is not converted; set `eval_inputs`.")
+        _set_evaluation(draft)
     saves = settings["enable_checkpointing"]
     interval = max(settings["checkpoint_period"], 1) if saves else steps
     draft.set("checkpoint.save_interval_steps", interval, "checkpoint_period" if saves else "enable_checkpointing")

@@ -59,7 +59,10 @@ _TO_SET = "The tokenizer: `--set tokenizer=hf:org/model`."
         (
             dict(dataset_type="grain", grain_train_files="a*", grain_file_type="tfrecord"),
             {"files": None, "tokenizer": "SentencePieceTokenizer", "tokenizer.path": "org/model"},
-            ["The data: set `train_input.files`, or train with `--overlay synthetic-data`."],
+            [
+                "The data: set `train_input.files` in place of grain_train_files=a*, which pax cannot read, or train "
+                "with `--overlay synthetic-data`."
+            ],
         ),
     ],
     ids=str,
@@ -115,6 +118,49 @@ def test_a_mixture_that_cannot_be_read_is_for_the_user_to_decide(tmp_path: pathl
     assert [str(file) in text for text in converted.settings.undecided] == [True]
     undecided = of_grain(grain_train_files="a*;b*").settings.undecided
     assert len(undecided) == 1 and "a*;b*" in undecided[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, {"reset_for_eval": True, "eval_loop_num_batches": None}),
+        ({"eval_steps": 5}, {"reset_for_eval": False, "eval_loop_num_batches": 5}),
+    ],
+)
+def test_files_of_evaluation_are_evaluated(keys: dict, expected: dict) -> None:
+    keys = {"grain_train_files": "a*", "eval_interval": 100, "per_device_batch_size": 12, **keys}
+    converted = of_grain(**keys, grain_eval_files="held*", eval_data_columns="[body]")
+    (source,) = recipe_with(BASE_RECIPE, converted.values).eval_inputs
+    assert (source.files, source.format, source.text_field) == (["held*"], "arrayrecord", "body")
+    assert fdl.ordered_arguments(source.tokenizer)["path"] == "org/model"
+    assert {field: getattr(source, field) for field in expected} == expected
+    assert converted.settings.undecided == [] and not [one for one in converted.settings.dropped if one.line]
+    assert any("on the same rows" in text for text in converted.approximated) == ("eval_steps" in keys)
+
+
+def test_evaluation_on_a_dataset_of_the_hub_is_for_the_user_to_decide() -> None:
+    keys = {"dataset_type": "hf", "hf_path": "allenai/c4", "eval_interval": 10, "tokenizer_path": "org/model"}
+    converted = of_keys(**keys, hf_eval_split="validation", ici_fsdp_parallelism=4)
+    assert converted.values["eval_inputs.0.files"] is None
+    assert converted.settings.undecided[-1] == (
+        "The data: set `eval_inputs.0.files` in place of hf_eval_split=validation, which pax cannot read, or train "
+        "with `--overlay synthetic-data`."
+    )
+    assert of_keys(eval_interval=10, dataset_type="synthetic").settings.undecided[-1].startswith("The evaluation: ")
+
+
+def test_a_converted_launch_evaluates(pax, tmp_path: pathlib.Path) -> None:
+    for name in ("train", "held"):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps({"text": f"{name} text. " * 20}) + "\n") * 8)
+    keys = ("model_name=gpt3-52k", "steps=4", "per_device_batch_size=2", "max_target_length=32", "dataset_type=hf")
+    keys += ("hf_path=json", "hf_train_files=train.jsonl", "hf_eval_files=held.jsonl", "eval_interval=2")
+    done = pax("maxtext-convert", *keys, "--date", "2026-08-22", "--out", "recipe.yaml", "--check")
+    assert done.returncode == 0, done.stderr
+    done = pax("train", "recipe.yaml", "--set", "tokenizer=byte", "--run-dir", "run")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    shares = [value for line in lines for key, value in line.items() if key.endswith("data_share")]
+    assert shares and set(shares) == {1.0}, lines
 
 
 def test_a_converted_text_input_reads_its_files(tmp_path: pathlib.Path) -> None:
