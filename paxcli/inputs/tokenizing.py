@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.documents import BadRecords, Reading
+from paxcli.inputs.documents import BadRecords, Reading, format_of
 from paxcli.inputs.files import SourceFile, size_of
 from paxcli.inputs.processes import map_in_processes
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, edges_checksum, read_info, write_token_file
@@ -101,7 +101,7 @@ class Tokenizing:
             "files": [[file.name, edges_checksum(file.path)] for file in part.files],
             "tokenizer": repr(tokenizer),
             "tokenizer_checksum": tokenizer.path and edges_checksum(epath.Path(tokenizer.path).expanduser()),
-            "format": self.reading.format,
+            "format": sorted({self.reading.format or format_of(file.name) for file in part.files}),
             "text_field": self.reading.text_field,
         }
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -78,6 +79,27 @@ def test_tokens_of_other_contents_are_not_taken_for_done(tmp_path, capsys, monke
     assert "another value of `tokenizer_checksum`" in tokenize("hf:.")
     (tmp_path / "a.jsonl").write_text(text.replace("a", "b"))
     assert "another value of `files`" in tokenize("byte")
+
+
+def test_tokens_of_another_format_are_not_taken_for_done(tmp_path, capsys, monkeypatch):
+    """Versions before CSV read such a file as one text, and recorded the format as null."""
+    from paxcli.cli.main import app, run
+
+    def tokenize(*options: str) -> dict:
+        run(app, ["data", "tokenize", "a.csv", "--out", "tokens", *options, "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("text\na\nb\n")
+    assert tokenize("--format", "text")["documents"] == 1
+    assert "another value of `format`" in tokenize()["error"]["message"]
+    sidecar = tmp_path / "tokens" / "part-00000.bin.json"
+    info = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps(info | {"made_from": info["made_from"] | {"format": None}}))
+    assert "another value of `format`" in tokenize()["error"]["message"]
+    shutil.rmtree(tmp_path / "tokens")
+    assert tokenize()["documents"] == 2
+    assert tokenize("--format", "csv")["parts_done"] == 1
 
 
 @pytest.mark.parametrize(
