@@ -135,8 +135,7 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
     seen: dict[str, Pair] = {}
     overrides = any(p.key == "override_model_config" and p.value.lower() == "true" for p in pairs)
     for pair in pairs:
-        before = seen.get(pair.key)
-        if before is not None and before.value != pair.value:
+        if (before := seen.get(pair.key)) is not None and before.value != pair.value:
             settings.warnings.append(
                 f"Line {pair.line}: {pair.key} is set twice, to {before.value} and {pair.value}: the last one applies."
             )
@@ -217,6 +216,6 @@ def parse_value(pair: Pair) -> Any:
             raise ValueError(number)
         return number
     except (ValueError, KeyError, yaml.YAMLError):
-        kind = {"bool": "true or false", "int": "an integer", "float": "a number"}.get(type(like).__name__, "a list")
+        kind = {"bool": "true or false", "int": "an integer", "list": "a list"}.get(type(like).__name__, "a number")
         hint = f"Correct it; MaxText's default is {like}."
         raise ConfigError(f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", hint) from None

@@ -127,19 +127,19 @@ def _set_gpt3_schedule(draft: Conversion, batch: int, steps: int) -> None:
 
 def _set_optimizer(draft: Conversion) -> None:
     settings, kind = draft.settings, draft.settings["opt_type"]
-    draft.set(_OPTIMIZER, {"adam_pax": "Adam", "sgd": "Sgd"}.get(kind, "AdamW"), "opt_type")
+    name, fields = tables.part("optimizers")[kind]
+    draft.set(_OPTIMIZER, name, "opt_type")
     draft.copy(_LEARNER, "clip_gradient_norm_to_value")
-    if kind == "sgd":
-        return
-    draft.copy(_OPTIMIZER, "beta1", "beta2", "epsilon", "weight_decay")
+    for field, key in fields.items():
+        draft.set(f"{_OPTIMIZER}.{field}", settings[key], key)
     if kind == "adam_pax":
         draft.set(f"{_OPTIMIZER}.clip_threshold", None, "opt_type")
-        draft.copy(_OPTIMIZER, "epsilon_root")
-    if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
+    if name == "AdamW" and settings["mu_dtype"] == "bfloat16":
         draft.copy(_OPTIMIZER, "mu_dtype")
-    elif settings["mu_dtype"] not in ("", "float32"):
+    elif name != "Sgd" and settings["mu_dtype"] not in ("", "float32"):
         draft.approximate(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
-    draft.set(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
+    if name.startswith("Adam"):
+        draft.set(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
 
 
 def _set_data(draft: Conversion) -> None:
@@ -243,13 +243,14 @@ def _set_run(draft: Conversion, steps: int) -> None:
     draft.copy("checkpoint", "save_max_to_keep", "async_save")
     draft.set("task.name", settings["run_name"] or "maxtext", "run_name")
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
+    known |= {text.partition("=")[0] for text in draft.approximated}
     for why, keys in tables.part("unused").items():
         for key in (key for key in keys if key not in known):
             draft.drop(key, why)
     reported = known | {*tables.part("silent")} | {dropped.key for dropped in settings.dropped}
-    reported |= {text.partition("=")[0] for text in draft.approximated}
     for key, setting in list(settings.values.items()):
-        is_given = setting.origin in ("script", "environment")
         usual = [tables.default(key, settings.date)] if key in tables.timelines() else ("", [], False, -1, 1, 0)
-        if is_given and key not in reported and setting.value not in usual:
+        exact = tables.part("approximated").get(key, {}).get("exact", ())
+        is_given = setting.origin in ("script", "environment")
+        if is_given and key not in reported and setting.value not in (*usual, *exact):
             draft.drop(key, "has no equivalent in this recipe")

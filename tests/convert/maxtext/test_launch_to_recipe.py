@@ -253,7 +253,7 @@ def test_gpt3_had_a_schedule_of_its_own() -> None:
         ({"model_name": "gpt-oss-20b", "mlp_activations_limit": 5.0}, "mlp_activations_limit=5.0"),
         ({"model_name": "deepseek3-tiny", "ici_pipeline_parallelism": 2}, "cannot be pipelined"),
         ({"use_post_attn_norm": True}, "use_post_attn_norm without"),
-        ({"opt_type": "muon"}, "opt_type=muon"),
+        ({"opt_type": "lion"}, "opt_type=lion"),
         ({"remat_policy": "fulll"}, "remat_policy=fulll"),
         ({"remat_policy": "custom", "context": "hbm"}, "context=hbm"),
         ({"mlp_activations": "[silu,silu]"}, "mlp_activations"),
