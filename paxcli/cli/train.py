@@ -146,8 +146,9 @@ def _describe(
     if observed.compiled is not None and not is_finished:
         instrument.prepare(session)  # only reads the file
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": recipe.config.task.train.num_train_steps}
-    sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}
-    sizes |= {"state_bytes_per_device": bytes_per_device(session.abstract)}
+    # XLA checks the compiler options; unknown ones are an error.
+    sizes |= {"devices": device_name(session.mesh), "compiler_options": session.compiler_options}
+    sizes |= {"mesh": describe(session.mesh.shape), "state_bytes_per_device": bytes_per_device(session.abstract)}
     sources = (session.experiment.train_input, *session.experiment.eval_inputs)
     data = {str(source.name): source.describe_data() for source in sources}
     shown = [f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in sizes.items()]

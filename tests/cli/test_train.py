@@ -206,6 +206,23 @@ def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monk
     assert [entry["step"] for entry in json.loads(capsys.readouterr().out)["evaluations"]] == [0, 10, 16, 20]
 
 
+def test_a_dry_run_refuses_the_compiler_options_that_a_run_refuses(tmp_path, monkeypatch, capsys):
+    from paxcli.cli.main import app, run
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = {}
+    for option in ("xla_cpu_no_such_option=true", "xla_backend_optimization_level=1"):
+        name, _, value = option.partition("=")
+        arguments = [f"--set=mesh.compiler_options={{{name}: {value}}}", f"--run-dir={tmp_path / name}", "--json"]
+        for more in (["--dry-run"], [])[: 2 if "no_such" in name else 1]:
+            code = run(app, ["train", "tiny", *arguments, *more])
+            found[name, *more] = code, json.loads(capsys.readouterr().out)
+    (dry, dry_error), (real, real_error), (code, plan) = found.values()
+    assert dry == real == 2 and dry_error == real_error
+    assert "No such compile option: 'xla_cpu_no_such_option'" in dry_error["error"]["message"]
+    assert code == 0 and plan["compiler_options"] == {"xla_backend_optimization_level": 1}
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_eval_watch_of_checkpoints_that_are_all_deleted(options, trained, tmp_path, monkeypatch, capsys):
     import paxcli
