@@ -62,9 +62,9 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
 
     jax.config.update("jax_platforms", "cpu")
     found = list(verify_checkpoints(run_dir, steps or ()))
-    texts = [one.problem or f"intact, {one.arrays} arrays, {one.bytes / 2**20:,.1f} MiB" for one in found]
-    lines = [f"step {one.step}: {text}" for one, text in zip(found, texts, strict=True)]
-    damaged, intact = ([str(one.step) for one in found if bool(one.problem) is is_bad] for is_bad in (True, False))
+    lines = [f"step {x.step}: {x.problem or f'intact, {x.arrays} arrays, {x.bytes / 2**20:,.1f} MiB'}" for x in found]
+    damaged = [one.step for one in found if one.problem]
+    intact = [str(one.step) for one in found if not one.problem]
     if not damaged:
         return say_result({"checkpoints": [one._asdict() for one in found]}, "\n".join(lines), as_json)
     problem = f"{len(damaged)} of {len(found)} checkpoints of {run_dir} cannot be used:"

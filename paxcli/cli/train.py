@@ -158,7 +158,7 @@ def _describe(
 
 def run_text(result: dict[str, Any]) -> str:
     """The summary of a training run, as text."""
-    # The last line of metrics has no loss; or there is no line, as in a copy.
+    # Without a loss, the last one was not finite; or the run directory has no metrics, as in a copy.
     missing = "unknown" if result.get("tokens_per_second") is None else "not finite"
     loss = missing if result["loss"] is None else f"{result['loss']:.4f}"
     lines = [f"{result['run_dir']}: {result['steps']} steps, loss {loss}"]

@@ -40,7 +40,7 @@ from paxcli.training.step import make_eval_step
 from paxcli.training.tokenizer_copies import with_copied_tokenizers
 
 _POLL_SECONDS = 10
-_COPIED = {TextInput: ("text_field",), ChatInput: ("text_field", "column_map", "chat_template", "template_date")}
+_COPIED_FIELDS = {TextInput: ("text_field",), ChatInput: ("text_field", "column_map", "chat_template", "template_date")}
 _TURN = threading.RLock()  # of the thread that evaluates or decodes: parameters and inputs are shared
 _EVERY_STEP = 2**62  # a writer drops lines of later steps than this: none
 
@@ -140,7 +140,7 @@ class TrainedRun:
         trained, has_records = fdl.get_callable(training), not {TEXT, TOKENS} & {*map(format_of, files)}
         kind = ChatInput if trained is ChatInput and has_records else TextInput
         source = kind.config(name="files", files=files, reset_for_eval=True, eval_loop_num_batches=None)
-        for field in _COPIED[kind] if trained in (kind, StdlibInput) else ():
+        for field in _COPIED_FIELDS[kind] if trained in (kind, StdlibInput) else ():
             setattr(source, field, getattr(training, field))
         source.tokenizer = lambda: tokenizer
         built = self._eval_input(source)

@@ -132,9 +132,8 @@ class TransformerBlock(Block):
 
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """The output of the feed-forward, to be added to the residual stream, from the normed `x`."""
-        y = dropout(self, self.residual_dropout_prob)(
-            self.feed_forward_post_norm(self._feed_forward(as_matmul_input(x)))
-        )
+        y = self.feed_forward_post_norm(self._feed_forward(as_matmul_input(x)))
+        y = dropout(self, self.residual_dropout_prob)(y)
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y
 
 

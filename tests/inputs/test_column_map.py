@@ -55,23 +55,16 @@ def assert_same(one: ChatInput, other: ChatInput) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_questions_and_answers(kind: str, tmp_path: pathlib.Path) -> None:
-    files = [write(tmp_path / f"a.{kind}", rename(ROWS, GSM8K))]
-    expected = ChatInput(files=[write(tmp_path / "b.jsonl", ROWS)], **EPOCH)
-    assert_same(ChatInput(files=files, column_map=GSM8K, **EPOCH), expected)
-    with pytest.raises(DataError, match="question, answer") as caught:
-        ChatInput(files=files, **EPOCH).check_data()
-    assert "column_map" in caught.value.hint
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_pairs(kind: str, tmp_path: pathlib.Path) -> None:
-    names = {"prompt": "question", "chosen": "good", "rejected": "bad"}
-    files = [write(tmp_path / f"a.{kind}", rename(PAIRS, names))]
-    expected = PreferenceInput(files=[write(tmp_path / "b.jsonl", PAIRS)], **EPOCH)
-    assert_same(PreferenceInput(files=files, column_map=names, **EPOCH), expected)
-    with pytest.raises(DataError, match="question, good, bad") as caught:
-        PreferenceInput(files=files, **EPOCH).check_data()
+@pytest.mark.parametrize(
+    ("source", "rows", "names"),
+    [(ChatInput, ROWS, GSM8K), (PreferenceInput, PAIRS, {"prompt": "question", "chosen": "good", "rejected": "bad"})],
+)
+def test_columns_of_any_name(kind: str, source: Any, rows: Any, names: Any, tmp_path: pathlib.Path) -> None:
+    files = [write(tmp_path / f"a.{kind}", rename(rows, names))]
+    expected = source(files=[write(tmp_path / "b.jsonl", rows)], **EPOCH)
+    assert_same(source(files=files, column_map=names, **EPOCH), expected)
+    with pytest.raises(DataError, match=", ".join(names.values())) as caught:
+        source(files=files, **EPOCH).check_data()
     assert "column_map" in caught.value.hint
 
 

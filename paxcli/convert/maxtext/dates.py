@@ -72,8 +72,6 @@ def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.dat
     names = [name for pair in launch.pairs for name in (pair.key, f"{pair.key}={pair.value}")]
     found = [(name, spans[name].get("first"), spans[name].get("last")) for name in names if name in spans]
     found += [(f"M_{pair.key}", day_of("environment_overrides"), None) for pair in launch.overrides]
-    entry = launch.entry
-    days = [
-        day for begin, day in part("entries").items() if entry.startswith(begin) or ("/" in begin and begin in entry)
-    ]
+    entry, entries = launch.entry, part("entries")
+    days = [entries[begin] for begin in entries if entry.startswith(begin) or ("/" in begin and begin in entry)]
     return found + [(entry, day, None) for day in days[:1]]

@@ -138,11 +138,11 @@ def _block(values: Mapping[str, Any]) -> str:
 
 def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the model and of its data whose values are not those of one field."""
-    position, attention, wide = f"{_MODEL}.position", f"{_BLOCK}.attention", f"{_BLOCK}.feed_forward"
+    position, attention, feed_forward = f"{_MODEL}.position", f"{_BLOCK}.attention", f"{_BLOCK}.feed_forward"
     window, post_norms = values.get(f"{attention}.window"), values.get(f"{_BLOCK}.post_norms")
     scaling, factor = (values.get(f"{attention}.rotary.{name}") for name in ("scaling", "scaling.factor"))
-    experts, dims = values.get(f"{wide}.num_experts") is not None, values.get(f"{_MODEL}.hidden_dims")
-    is_gated = experts or values.get(f"{wide}.gated")
+    experts, dims = values.get(f"{feed_forward}.num_experts") is not None, values.get(f"{_MODEL}.hidden_dims")
+    is_gated = experts or values.get(f"{feed_forward}.gated")
     rows = values.get(f"{position}.num_positions") or values.get(f"{_MODEL}.max_seq_len")
     return {
         "logits_via_embedding": values.get(f"{_MODEL}.head") is None,
@@ -159,7 +159,7 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
         "use_post_attn_norm": post_norms is True,
         "use_post_ffw_norm": bool(post_norms),
         "base_mlp_dim": dims,
-        "mlp_activations": [values.get(f"{wide}.activation"), *["linear"] * bool(is_gated)],
+        "mlp_activations": [values.get(f"{feed_forward}.activation"), *["linear"] * bool(is_gated)],
         "base_moe_mlp_dim": dims if experts else None,
         "dataset_type": "tfds" if values.get("train_input") == "C4Input" else "synthetic",
         "use_dpo": values.get(f"{_MODEL}.dpo") is not None,
@@ -181,7 +181,7 @@ def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
     warmup = values.get(f"{schedule}.warmup_steps") or 0
     decay = length - (values.get(f"{schedule}.decay_start") or warmup)
     # MaxText rounds down to steps: half a step more gives the same numbers.
-    fractions = [(steps + 0.5) / length if 0 < steps < length else steps / length for steps in (warmup, decay)]
+    fractions = [(part + 0.5) / length if 0 < part < length else part / length for part in (warmup, decay)]
     keys |= {"learning_rate_schedule_steps": length, "warmup_steps_fraction": fractions[0]}
     style = "linear" if values.get(schedule) == "LinearRampupPolynomialDecay" else "cosine"
     if style == "linear" or decay < length - warmup:

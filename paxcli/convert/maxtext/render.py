@@ -19,14 +19,14 @@ def recipe_yaml(converted: Conversion) -> str:
     head = [f"# {line}".rstrip() for line in _description(converted)]
     lines = {path: f"  {path}: {json.dumps(value)}" for path, value in converted.values.items()}
     width = max(len(line) for line in lines.values() if len(line) <= 80)
-    sources = {row.pax: _from(row) for row in converted.rows}
+    sources = _sources(converted)
     body = [f"{line:<{width}}  # {sources[p]}" if sources.get(p) else line for p, line in lines.items()]
     return "\n".join([*head, f"recipe: {BASE_RECIPE}", "set:", *body, ""])
 
 
 def recipe_python(converted: Conversion) -> str:
     """A Python recipe with the same values."""
-    sources = {row.pax: _from(row) for row in converted.rows}
+    sources = _sources(converted)
     name = re.sub(r"\W+", "_", f"{converted.name.rpartition('.')[0] or converted.name}").strip("_").lower()
     title, *more = map(_plain, _description(converted))
     values = [
@@ -104,6 +104,10 @@ def _description(converted: Conversion) -> list[str]:
 def _plain(text: str) -> str:
     """A text that cannot end the string literal that contains it."""
     return text.replace("\\", "/").replace('"""', "'''").replace('"', "'")
+
+
+def _sources(converted: Conversion) -> dict[str, str]:
+    return {row.pax: _from(row) for row in converted.rows}
 
 
 def _from(row: Row) -> str:

@@ -220,7 +220,8 @@ class Attention(SelfAttention):
 
     def _attend_to_visible(self, query: jax.Array, rows: tuple, visible: jax.Array, bias: Any = None) -> HiddenStates:
         """The output of attention to `rows`, keys and values, where `visible` [B, T, S] is true."""
-        (key, value), drop = rows, dropout(self, self.atten_dropout_prob)
+        key, value = rows
+        drop = dropout(self, self.atten_dropout_prob)
         context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits, drop)
         return self._project_output(context)
 
