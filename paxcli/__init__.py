@@ -22,24 +22,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "DivergedError",
-    "Generation",
-    "MissingError",
-    "PaxError",
-    "Recipe",
-    "RemoteError",
-    "Run",
-    "Stopped",
-    "compile",
-    "export_weights",
-    "import_weights",
-    "inspect_input",
-    "load",
-    "train",
-]
+__all__ = ["ConfigError", "DataError", "DivergedError", "MissingError", "PaxError", "RemoteError", "Stopped"]
+__all__ += ["Generation", "Recipe", "Run"]
+__all__ += ["compile", "export_weights", "import_weights", "inspect_input", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

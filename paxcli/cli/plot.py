@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,9 +12,6 @@ import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, RunDirsArgument
 from paxcli.cli.output import say_result
 from paxcli.log import use_color
-
-if TYPE_CHECKING:
-    from paxcli.metrics.curves import RunMetrics
 
 MetricOption = Annotated[
     list[str] | None,
@@ -46,7 +43,7 @@ def plot(
       pax plot runs/tiny
       pax plot runs/a runs/b --metric log_pplx --smoothing 0.9 --log x --out compare.svg
     """
-    from paxcli.metrics.curves import default_metrics, read_runs
+    from paxcli.metrics.curves import default_metrics, read_runs, series
     from paxcli.report.terminal import plot_text
 
     runs = read_runs(run_dirs)
@@ -57,14 +54,11 @@ def plot(
     pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path, **view)
     width = min(shutil.get_terminal_size().columns, 120)
     drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout), **view) for metric in metrics]
-    summaries = {run.name: {metric: _summary(run, metric) for metric in metrics} for run in runs}
+    summaries = {run.name: {metric: _summary(series(run, metric)) for metric in metrics} for run in runs}
     result = {"path": path, "metrics": metrics, "runs": summaries}
     say_result(result, "\n".join([*drawn, f"{'Would write' if dry_run else 'Wrote'} {path}"]), as_json)
 
 
-def _summary(run: RunMetrics, metric: str) -> dict[str, dict[str, float]]:
+def _summary(curves: list[Any]) -> dict[str, dict[str, float]]:
     """Split → number of points, and the last one."""
-    from paxcli.metrics.curves import series
-
-    curves = series(run, metric)
     return {one.split: {"points": len(one.steps), "last_step": one.steps[-1], "last": one.values[-1]} for one in curves}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fiddle as fdl
@@ -34,10 +34,10 @@ def recipe_yaml(resolved: Resolved) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def with_set(recipe_text: str, path: str, value: Any) -> str:
-    """The YAML recipe with one more path in `set`."""
+def with_set(recipe_text: str, values: Mapping[str, Any]) -> str:
+    """The YAML recipe with further paths in `set`."""
     content = yaml.safe_load(recipe_text) or {}
-    content["set"] = {**content.get("set", {}), path: value}
+    content["set"] = {**content.get("set", {}), **values}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 

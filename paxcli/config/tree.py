@@ -98,6 +98,14 @@ def check_range(path: str, value: Any, annotation: Any) -> None:
         raise ConfigError(error, "Correct it in the recipe, the overlay or the `--set` that sets it.")
 
 
+def check_one_is_set(owner: Any, one: str, other: str, example: str) -> None:
+    """Raises a ConfigError unless one of two fields of `owner` is None and the other is not."""
+    given = [f"`{name}` ({value})" for name in (one, other) if (value := getattr(owner, name)) is not None]
+    if len(given) != 1:
+        problem = f"Both {' and '.join(given)} are set." if given else f"Neither `{one}` nor `{other}` is set."
+        raise ConfigError(problem, f"Set one of them, for example `--set {example}`, and the other to null.")
+
+
 def check_ranges(config: fdl.Buildable) -> None:
     """Raises a ConfigError when any value of a config tree, defaults included, is not among those its field allows."""
     for node in walk(config):

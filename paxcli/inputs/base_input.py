@@ -61,6 +61,7 @@ class BaseInput(Configurable, abc.ABC):
 
     Attributes:
       sizes_own_batches: Whether the data determines the batch size, so that `batch_size` must not be set.
+      required: Fields besides `batch_size` that must not be None when the input is read.
 
     Args:
       batch_size: Rows per batch of this process. None: the trainer sets it from the global batch.
@@ -77,6 +78,7 @@ class BaseInput(Configurable, abc.ABC):
     """
 
     sizes_own_batches: ClassVar[bool] = False
+    required: ClassVar[tuple[str, ...]] = ()
 
     batch_size: Examples | None = None
     num_infeed_hosts: Derived[NonNegativeInt] = 0
@@ -225,8 +227,9 @@ class BaseInput(Configurable, abc.ABC):
         if self.sizes_own_batches and self.batch_size is not None:
             hint = "Leave it out, and set the batch size of the inputs or the generator that it reads."
             self.refuse(f"batch_size is {self.batch_size}, but the data of {type(self).__name__} sets it.", hint)
-        if not self.sizes_own_batches and self.batch_size is None:
-            self.refuse("batch_size is None.", "Set it to the rows per process, 1 or more.")
+        for field in (*self.required, *(() if self.sizes_own_batches else ("batch_size",))):
+            if getattr(self, field) is None:
+                self.refuse(f"{field} is None.", "Set it to 1 or more.")
         if not 0 <= self.infeed_host_index < self.num_infeed_hosts:
             hint = "Hosts are numbered from 0."
             self.refuse(f"infeed_host_index is {self.infeed_host_index} of {self.num_infeed_hosts} hosts.", hint)

@@ -86,7 +86,6 @@ class SeqIOInput(StreamInput):
     @property
     def lengths(self) -> dict[str, int]:
         """`task_feature_lengths`, or its default."""
-        assert self.task_feature_lengths is not None or self.seq_len is not None
         return dict(self.task_feature_lengths or {"targets": self.seq_len})  # type: ignore[dict-item]
 
     @property

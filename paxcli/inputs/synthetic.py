@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,22 +22,14 @@ BOS_ID, EOS_ID = 0, 1
 class _Synthetic(RandomAccessInput):
     """The base class of synthetic inputs.
 
-    Attributes:
-      sizes: Fields that must not be None when the input is read.
-
     Args:
       num_examples: Number of rows in an epoch. None: infinite.
     """
-
-    sizes: ClassVar[tuple[str, ...]]
 
     num_examples: Examples | None = None
 
     def validate(self) -> None:
         super().validate()
-        for field in self.sizes:
-            if getattr(self, field) is None:
-                self.refuse(f"{field} is None.", "Set it to 1 or more.")
         if self.num_examples is None and not self.repeats:
             self.refuse("it is infinite, so it cannot run epochs.", "Set num_examples, or repeat=True.")
 
@@ -62,7 +54,7 @@ class SyntheticInput(_Synthetic):
       num_examples: Number of rows in an epoch. None: infinite.
     """
 
-    sizes = ("seq_len", "vocab_size")
+    required = ("seq_len", "vocab_size")
 
     seq_len: Derived[Tokens | None] = None
     vocab_size: Derived[PositiveInt | None] = None
@@ -138,7 +130,7 @@ class SyntheticImages(_Synthetic):
       num_examples: Number of images in an epoch. None: infinite.
     """
 
-    sizes = ("num_classes",)
+    required = ("num_classes",)
 
     image_size: Pixels = 32
     num_channels: PositiveInt = 3

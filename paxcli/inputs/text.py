@@ -53,6 +53,8 @@ class TextInput(RandomAccessInput):
       cache_dir: Directory for local copies of a bucket's token files and ArrayRecord files. None: a temporary one.
     """
 
+    required = ("seq_len",)
+
     files: SafeOnResume[list[str] | None] = None  # a position in other data is refused
     format: Literal["text", "jsonl", "csv", "tsv", "parquet", "arrayrecord", "tokens"] | None = None
     text_field: str | None = "text"
@@ -74,8 +76,6 @@ class TextInput(RandomAccessInput):
         self._validate_files()
         if not self._names_token_files():
             self.tokenizer()  # raises ConfigError for a missing path; reads no file
-        if self.seq_len is None:
-            self.refuse("seq_len is None.", "Set it to 1 or more.")
 
     def _validate_files(self) -> None:
         if not self.files or isinstance(self.files, str):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.config.tree import check_one_is_set
 from paxcli.errors import ConfigError
 from paxcli.layers.stack import entry_at
 from paxcli.mesh.sharding import constrain, vmap_along
@@ -65,12 +66,9 @@ class Pipeline:
         Raises:
           ConfigError: The rows do not divide into microbatches, or their number does not fit the schedule.
         """
+        check_one_is_set(self, "num_microbatches", "microbatch_size", "stack.num_microbatches=4")
         field = "num_microbatches" if self.microbatch_size is None else "microbatch_size"
-        parts = self.num_microbatches if self.microbatch_size is None else self.microbatch_size
-        if parts is None or None not in (self.num_microbatches, self.microbatch_size):
-            found = "none is" if parts is None else "both are"
-            hint = "Set one of them, for example `--set stack.num_microbatches=4`."
-            raise ConfigError(f"A pipelined stack takes `num_microbatches` or `microbatch_size`; {found} set.", hint)
+        parts = getattr(self, field)
         if rows % parts:
             nearest = max((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: -abs(n - parts))
             hint = f"The nearest that divides: `--set stack.{field}={nearest}`."

@@ -11,7 +11,7 @@ from paxcli.errors import DataError
 from paxcli.log import log
 from paxcli.profiling.collect import STEM
 from paxcli.profiling.costs import BINARY, encode, fingerprints, read_costs
-from paxcli.profiling.manifest import conditions, require_fresh
+from paxcli.profiling.manifest import COLLECT_AGAIN, conditions, require_fresh
 from paxcli.profiling.runner import require_profile_device
 from paxcli.profiling.steps import StepTracer
 from paxcli.profiling.xla_log import XlaLog
@@ -105,8 +105,6 @@ def require_same_program(hlo_text: str, costs: dict[str, float]) -> None:
     """
     compiled, profiled = read_fingerprint(hlo_text), fingerprints(costs)
     if compiled and profiled and compiled not in profiled:
-        raise DataError(
-            f"The profile is of program {', '.join(sorted(profiled))}; this recipe compiles to {compiled}.",
-            "Something outside the manifest changed, such as the kernels that XLA's autotuning chose."
-            " Collect it again: `pax pgle collect RECIPE`.",
-        )
+        problem = f"The profile is of program {', '.join(sorted(profiled))}; this recipe compiles to {compiled}."
+        cause = "Something outside the manifest changed, such as the kernels that XLA's autotuning chose."
+        raise DataError(problem, f"{cause} {COLLECT_AGAIN}")

@@ -17,7 +17,7 @@ from paxcli.programs.executable import compiled_values, list_changes
 from paxcli.training.experiment import Experiment
 
 NAME = "manifest.json"
-_AGAIN = "Collect it again: `pax pgle collect RECIPE`."
+COLLECT_AGAIN = "Collect it again: `pax pgle collect RECIPE`."
 
 
 def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
@@ -59,6 +59,6 @@ def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:
         then = json.loads(path.read_text())
         before, after = (one["config"] | {name: one[name] for name in others & one.keys()} for one in (then, now))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} is damaged: {error}.", _AGAIN) from None
+        raise DataError(f"{path} is damaged: {error}.", COLLECT_AGAIN) from None
     if changes := list_changes(before, after):
-        raise DataError(f"The profile in {directory} is stale. Changed since it was made:\n{changes}", _AGAIN)
+        raise DataError(f"The profile in {directory} is stale. Changed since it was made:\n{changes}", COLLECT_AGAIN)

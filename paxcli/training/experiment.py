@@ -14,6 +14,7 @@ from paxcli.checkpoint.policy import Checkpoint
 from paxcli.config.classes import class_of
 from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import NotCompiled, SafeOnResume
+from paxcli.config.tree import check_one_is_set
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.layers.lora import ADAPTERS, REFERENCE
@@ -59,13 +60,9 @@ def global_batch_size(config: fdl.Config[Experiment], num_devices: int) -> int:
       ConfigError: Neither or both of the two batch sizes are given, or the global batch is not a whole number.
     """
     train = config.task.train
+    check_one_is_set(train, "global_batch_size", "percore_batch_size", "global_batch_size=32")
     given, percore = train.global_batch_size, train.percore_batch_size
-    if (given is None) == (percore is None):
-        problem = "Neither `global_batch_size` nor `percore_batch_size` is set"
-        if given is not None:
-            problem = f"Both `global_batch_size` ({given}) and `percore_batch_size` ({percore}) are set"
-        raise ConfigError(f"{problem}.", "Set one of them, for example `--set global_batch_size=32`.")
-    batch = given if given is not None else percore * num_devices
+    batch = percore * num_devices if given is None else given
     if batch != int(batch) or batch < 1:
         problem = f"percore_batch_size={percore} × {num_devices} devices = {batch:g} is not a whole batch."
         raise ConfigError(problem, "Set `global_batch_size`, or `mesh.ici_mesh_shape`: without it, one device counts.")

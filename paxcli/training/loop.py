@@ -449,10 +449,10 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
         seed = before.get(_RUN_SEED)
         # A drawn seed is the same in every process.
         train.random_seed = agree(secrets.randbits(31) or 1) if seed is None else seed
-        recipe_text = with_set(recipe_text, _RUN_SEED, train.random_seed)
+        recipe_text = with_set(recipe_text, {_RUN_SEED: train.random_seed})
     if data.input_random_seed is None:
         data.input_random_seed = before.get(_DATA_SEED, train.random_seed)
-        recipe_text = with_set(recipe_text, _DATA_SEED, data.input_random_seed)
+        recipe_text = with_set(recipe_text, {_DATA_SEED: data.input_random_seed})
     return config, recipe_text
 
 

@@ -131,7 +131,12 @@ def _check_lora(config: Any, model: Model, lora: Lora) -> None:
 
 def _check_inputs(given: Any, config: Any, model: Model) -> None:
     paths = ["train_input", *(f"eval_inputs.{i}" for i in range(len(config.eval_inputs)))]
+    limit = model.input_sizes.seq_len
     for path, source in zip(paths, (given.train_input, *given.eval_inputs), strict=True):
+        length = fdl.ordered_arguments(source, include_defaults=True).get("seq_len")
+        if length and limit and length > limit:
+            hint = f"Lower `{path}.seq_len`, or raise `max_seq_len`."
+            raise ConfigError(f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.", hint)
         for field, value in fdl.ordered_arguments(source).items():
             if value and field in ("num_infeed_hosts", "infeed_host_index"):
                 raise ConfigError(f"{path}.{field}={value} has no effect: a run sets it itself.", "Remove it.")
@@ -141,9 +146,3 @@ def _check_inputs(given: Any, config: Any, model: Model) -> None:
         names = [source.name or "input" for source in sources]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"Two {kind} inputs are called `{repeated[0]}`.", "Give each its own `name`.")
-    limit = model.input_sizes.seq_len
-    for path, source in zip(paths, (config.train_input, *config.eval_inputs), strict=True):
-        length = fdl.ordered_arguments(source, include_defaults=True).get("seq_len")
-        if length and limit and length > limit:
-            hint = f"Lower `{path}.seq_len`, or raise `max_seq_len`."
-            raise ConfigError(f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.", hint)

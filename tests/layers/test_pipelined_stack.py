@@ -140,8 +140,8 @@ def test_each_layer_starts_different_and_names_its_axes(rounds, scan, lead, inpu
     [
         (dict(num_stages=3), r"num_layers=4 does not divide into num_stages=3 \(4 / 3 = 1.33333\)"),
         (dict(num_stages=2, circular_repeat=4), r"num_stages=2 × circular_repeat=4 = 8 \(4 / 8 = 0.5\)"),
-        (dict(num_stages=2), "none is set"),
-        (dict(num_stages=2, num_microbatches=2, microbatch_size=2), "both are set"),
+        (dict(num_stages=2), "Neither `num_microbatches` nor `microbatch_size` is set"),
+        (dict(num_stages=2, num_microbatches=2, microbatch_size=2), r"Both .num_microbatches. \(2\) and"),
         (dict(num_stages=2, num_microbatches=3), r"8 rows does not divide by num_microbatches=3 \(8 / 3 = 2.66667\)"),
         (dict(num_stages=2, microbatch_size=5), r"8 rows does not divide by microbatch_size=5 \(8 / 5 = 1.6\)"),
         (dict(num_stages=2, num_microbatches=1, circular_repeat=2), "8 rows make 1, and num_stages=2"),

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES, Axis
 from paxcli.mesh.mesh import Mesh, axis_sizes, build_mesh, describe
@@ -61,7 +62,6 @@ def test_num_devices():
         ({"ici_mesh_shape": {"mdl": 2}}, "mdl", "data, fsdp, tensor"),
         ({"ici_mesh_shape": [2, 2]}, "2 numbers", "fsdp: 4"),
         ({"dcn_mesh_shape": [1, 0, 1]}, "mesh.dcn_mesh_shape.1 must be at least 1, not 0", None),
-        ({"ici_mesh_shape": {"data": True}}, "True", None),
         ({"logical_axis_rules": {"mpl": "tensor"}}, "mpl", "`mlp`"),
         ({"logical_axis_rules": {"mlp": ["tensor", "fspd"]}}, "fspd", "`fsdp`"),
     ],
@@ -71,6 +71,11 @@ def test_mistakes_are_found_without_a_device(fields, message, hint):
         Mesh(**fields).validate()
     assert message in caught.value.message
     assert hint is None or hint in caught.value.hint
+
+
+def test_a_size_of_another_type_is_refused_when_the_recipe_is_loaded():
+    with pytest.raises(ConfigError, match=r"mesh\.ici_mesh_shape: expected int .*True"):
+        resolve("tiny", sets={"mesh.ici_mesh_shape": {"data": True}})
 
 
 def test_a_mesh_must_use_every_device():

@@ -59,7 +59,3 @@ class CrossAttention(Attention):
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, source_length = shape
         return self._flops(batch * length, batch * source_length, batch * length * source_length)
-
-    def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
-        hint = "Call the layer with the source first."
-        raise ConfigError("Cross-attention has no empty cache: its first call computes the keys of the source.", hint)
