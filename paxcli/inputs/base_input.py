@@ -288,7 +288,7 @@ class RandomAccessInput(BaseInput):
 
     @abc.abstractmethod
     def num_rows(self) -> int | None:
-        """Number of rows in an epoch; None: infinite."""
+        """Number of rows in an epoch; None: the stream has no epochs."""
 
     @abc.abstractmethod
     def rows(self, numbers: np.ndarray) -> NestedMap:

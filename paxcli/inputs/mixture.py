@@ -104,7 +104,7 @@ class MixtureInput(RandomAccessInput):
         return self.inputs[0].text_tokenizer
 
     def num_rows(self) -> int | None:
-        sizes = [each.num_rows() for each in self.inputs]
+        sizes = [None] if self.repeats else [each.num_rows() for each in self.inputs]
         return None if None in sizes else sum(filter(None, sizes))
 
     def data_fingerprint(self) -> Any:

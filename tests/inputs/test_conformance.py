@@ -213,7 +213,7 @@ def test_training_over_hosts_equals_that_of_one_host(make, hosts):
 def test_training_has_every_row_in_each_epoch_in_another_order(make):
     rows = join(make(**EPOCH).eval_batches())
     data = make(is_training=True)
-    size = num_rows(data)
+    size = num_rows(make(**EPOCH))
     stream = join(take(data, -(-2 * size // GLOBAL_BATCH)))
     first, second = (jax.tree.map(lambda a, n=n: a[n * size : (n + 1) * size], stream) for n in (0, 1))
     if isinstance(data, MixtureInput):  # In shares of its own, so that an input may start over before another ends.
