@@ -132,20 +132,21 @@ def _describe(
     from paxcli.mesh.mesh import describe
     from paxcli.training.loop import resume_step
     from paxcli.training.run_dir import RunDir
-    from paxcli.training.session import build_session, device_name
+    from paxcli.training.session import build_session, device_name, with_counted_steps
     from paxcli.training.state import bytes_per_device
 
     run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
-    done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed, warm_start)
+    config, text, _ = with_counted_steps(recipe.config, recipe.yaml())
+    done, is_finished = resume_step(config, text, RunDir(run_dir), allow_changed, warm_start)
     unfinished = "start" if done is None else f"resume at step {done:,}"
     would = "do nothing: the run is finished" if is_finished else unfinished
-    instrument = observed.instrument(recipe.config, RunDir(options.creatable(run_dir)))
+    instrument = observed.instrument(config, RunDir(options.creatable(run_dir)))
     if warm_start is not None and done is None:  # a run that resumes takes nothing from it
-        warm_start.first_step(recipe.config.task.train.num_train_steps)
-    session = build_session(recipe.config)
+        warm_start.first_step(config.task.train.num_train_steps)
+    session = build_session(config)
     if observed.compiled is not None and not is_finished:
         instrument.prepare(session)  # only reads the file
-    sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": recipe.config.task.train.num_train_steps}
+    sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": config.task.train.num_train_steps}
     # XLA checks the compiler options; unknown ones are an error.
     sizes |= {"devices": device_name(session.mesh), "compiler_options": session.compiler_options}
     sizes |= {"mesh": describe(session.mesh.shape), "state_bytes_per_device": bytes_per_device(session.abstract)}

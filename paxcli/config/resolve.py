@@ -19,6 +19,7 @@ from paxcli.errors import ConfigError
 
 # Pairs of mutually exclusive fields. Setting one in a later source sets the other, from an earlier source, to None.
 RIVALS = {"global_batch_size": "percore_batch_size", "num_microbatches": "microbatch_size"}
+RIVALS |= {"num_train_steps": "num_train_epochs"}
 RIVALS |= {other: one for one, other in RIVALS.items()}
 
 

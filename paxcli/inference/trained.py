@@ -154,15 +154,16 @@ class TrainedRun:
 
     def watch(self) -> Iterator[int]:
         """The step of every checkpoint, as it appears, up to the last training step or an early stop."""
-        task, seen = self._session.experiment.task, -1
-        rule, path, is_logged = task.early_stopping_fn, self._run_dir.path / FILE_NAME, False
+        task, seen, is_logged = self._session.experiment.task, -1, False
+        rule, path, name = task.early_stopping_fn, self._run_dir.path / FILE_NAME, "task.train.num_train_steps"
         while True:
             # Training may have deleted some meanwhile, and another process may see others.
             while (later := agree(min((step for step in self.steps() if step > seen), default=-1))) >= 0:
                 seen = later
                 yield seen
-            is_last = seen >= task.train.num_train_steps or rule.reason(read_lines(path, sample=True), seen) is not None
-            if agree(is_last):
+            # If the recipe has epochs, the number of steps is only in the run directory.
+            end = task.train.num_train_steps or self._run_dir.original_config().get(name, math.inf)
+            if agree(seen >= end or rule.reason(read_lines(path, sample=True), seen) is not None):
                 return
             if not is_logged and (is_logged := self._is_idle()):
                 log.info("No process trains in %s: waiting until one saves another checkpoint.", self._run_dir.path)

@@ -53,7 +53,7 @@ class BaseInput(Configurable, abc.ABC):
       reset: Restarts the stream.
       get_state, set_state: Save and restore the position, for resuming a run and for `peek`.
       element_spec: Optional. The default reads one batch and returns its shapes and dtypes.
-      derive_fields, parts, check_data, describe_data, ids_to_strings, special_tokens, prompt_template,
+      derive_fields, parts, check_data, describe_data, num_rows, ids_to_strings, special_tokens, prompt_template,
       example_metrics: Optional.
 
     A subclass of a concrete input may override `get_next` alone, to change the batches of its parent. Its
@@ -150,6 +150,10 @@ class BaseInput(Configurable, abc.ABC):
         Without a tokenizer, returns the ids as numbers.
         """
         return [" ".join(map(str, row[:length])) for row, length in zip(np.asarray(ids), lengths, strict=True)]
+
+    def num_rows(self) -> int | None:
+        """Number of rows in an epoch; None: infinite, or unknown."""
+        return None
 
     def data_share(self, num_batches: int) -> float | None:
         """The share of this input's data that an evaluation of so many batches covers; None = unknown."""

@@ -27,8 +27,8 @@ _STEPS_ON_REQUEST = 5
 _SECONDS_BETWEEN_CHECKS = 2.0
 
 
-def parse_steps(text: str, num_train_steps: int) -> range:
-    """Parses `10:15`, the steps from 10 to 15.
+def parse_steps(text: str, num_train_steps: int | None) -> range:
+    """Parses `10:15`, the steps from 10 to 15, of a run of so many steps; None = not known yet.
 
     Raises:
       ConfigError: The text has another form, or the run has fewer steps.
@@ -38,7 +38,7 @@ def parse_steps(text: str, num_train_steps: int) -> range:
     if not steps or steps[0] < 1:
         hint = "Give the first and the last step, such as 10:15."
         raise ConfigError(f"--profile-steps {text} is not a range of steps.", hint)
-    if steps[-1] > num_train_steps:
+    if num_train_steps is not None and steps[-1] > num_train_steps:
         hint = "Trace earlier ones, or train for longer."
         raise ConfigError(f"--profile-steps {text}: the run has {num_train_steps} steps.", hint)
     return steps
@@ -67,6 +67,8 @@ class StepTracer(Instrument):
         self._dispatched: dict[str, jax.Array] = {}
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
+        if self._steps:  # a run of epochs knows by now how many it has
+            parse_steps(f"{self._steps[0]}:{self._steps[-1]}", session.config.task.train.num_train_steps)
         if self._steps and session.mesh.devices.flat[0].platform == "gpu":
             self.options = NO_COMMAND_BUFFERS
         return super().prepare(session)

@@ -75,13 +75,14 @@ def with_derived_sizes(
     """A copy of the recipe with the derived values filled in.
 
     Inputs get their share of the batch, the model's `input_sizes` and the run's seed; a schedule without an end gets
-    that of the run, or the first step of its decay if the run ends before; a learner without regular
-    expressions trains only the adapters, if the model has any; and the copy of the parameters that the loss compares
-    with is frozen.
+    that of the run, or the first step of its decay if the run ends before, or has epochs, which only its start counts;
+    a learner without regular expressions trains only the adapters, if the model has any; and the copy of the parameters
+    that the loss compares with is frozen.
     """
     config = copy.deepcopy(config)
     train, model = config.task.train, fdl.build(config.task.model)
     batch = global_batch_size(config, num_devices)
+    check_one_is_set(train, "num_train_steps", "num_train_epochs", "num_train_epochs=3")
     if batch % num_infeed_hosts:
         hint = "Change the batch size, or the number of hosts."
         raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.", hint)
@@ -96,7 +97,7 @@ def with_derived_sizes(
         steps = fdl.ordered_arguments(schedule, include_defaults=True)
         first = max(steps.get("warmup_steps", 0) * steps.get("worker_replicas", 1), steps.get("decay_start") or 0)
         for end in ("decay_end", "total_steps"):
-            _fill(schedule, end, max(train.num_train_steps - steps.get("start_step", 0), first))
+            _fill(schedule, end, max((train.num_train_steps or 1) - steps.get("start_step", 0), first))
     shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)
     for source in shared:
         source.num_infeed_hosts, source.infeed_host_index = num_infeed_hosts, infeed_host_index

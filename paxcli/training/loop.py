@@ -40,7 +40,7 @@ from paxcli.training.instrument import Instrument
 from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import Session, device_name, open_session
+from paxcli.training.session import Session, device_name, open_session, with_counted_steps
 from paxcli.training.signals import StopRequest
 from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
@@ -63,7 +63,7 @@ class TrainingRun:
         self.sample: Sample | None = None
         check_installed(session.experiment.writers)
         self.task = session.experiment.task
-        self.num_train_steps = self.task.train.num_train_steps
+        self.num_train_steps: int = session.config.task.train.num_train_steps
         self.input = session.experiment.train_input
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
         self.eval_step = make_eval_step(self.task)
@@ -335,9 +335,10 @@ def train(
             run_dir.create()
             stack.enter_context(run_dir.lock())
         report = (report or stack.enter_context(ProgressPrinter())) if is_first else Reporter()
-        config, recipe_text = with_seeds(config, recipe_text, run_dir)
+        config, recipe_text, counted = with_counted_steps(*with_seeds(config, recipe_text, run_dir))
         run_dir.check_same_recipe(config, allow_changed)
         session = stack.enter_context(open_session(config))
+        session.experiment.train_input = counted or session.experiment.train_input  # the first has read its data
         if others := find_different(config_text(config)):
             problem = f"The recipe of process {others[0]} of this job is not that of process 0."
             raise ConfigError(problem, "Start all with the same recipe, overlays and `--set` options.")

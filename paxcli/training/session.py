@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import fiddle as fdl
@@ -12,8 +13,11 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from paxcli.config.render import with_set
 from paxcli.errors import ConfigError, MeshError
+from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.log import log
 from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES, merge_rules
@@ -122,6 +126,34 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
             hint = f"Change the input's batch size, or `--set global_batch_size={rows * hosts}`."
             raise ConfigError(f"{yields}, but the global batch is {batch}.", hint)
         return Session(config, experiment, mesh, spec, batch, *abstract_state(experiment.task, spec, mesh, rules))
+
+
+def with_counted_steps(
+    config: fdl.Config[Experiment], recipe_text: str
+) -> tuple[fdl.Config[Experiment], str, BaseInput | None]:
+    """The recipe, as config and as YAML, with `num_train_steps` in place of `num_train_epochs`, if that is set.
+
+    Returns:
+      The recipe, and the training input, which has read its data to count the rows; None if the recipe has no epochs.
+
+    Raises:
+      ConfigError: The training input has no end, or does not know its number of rows before it has read them; or the
+        recipe has both fields, or neither.
+    """
+    if (epochs := config.task.train.num_train_epochs) is None and config.task.train.num_train_steps is not None:
+        return config, recipe_text, None
+    validate(config)  # refuses both, and neither
+    config, mesh = copy.deepcopy(config), _build_mesh(config, None)
+    source = fdl.build(with_derived_sizes(config, mesh.size, *infeed_shard(mesh)).train_input)
+    if (rows := source.num_rows()) is None:
+        hint = "Set `num_train_steps` instead; or of synthetic data, `train_input.num_examples`."
+        source.refuse(f"{type(source).__name__} has no known number of rows, which `num_train_epochs` needs.", hint)
+    batch = global_batch_size(config, mesh.size)
+    steps = -int(-Fraction(str(epochs)) * rows // batch)  # in floats, 1.1 epochs of 10 rows are more than 11 rows
+    log.info("%g epochs of %d rows, in batches of %d: %d steps.", epochs, rows, batch, steps)
+    config.task.train.num_train_epochs, config.task.train.num_train_steps = None, steps
+    values = {"task.train.num_train_epochs": None, "task.train.num_train_steps": steps}
+    return config, with_set(recipe_text, values), source
 
 
 def state_shapes(config: fdl.Config[Experiment]) -> TrainState:

@@ -147,7 +147,9 @@ class Train(Configurable):
 
     Attributes:
       learner: Turns gradients into new parameters.
-      num_train_steps: Total number of optimizer steps.
+      num_train_steps: Total number of optimizer steps; None = those of `num_train_epochs`.
+      num_train_epochs: Set instead of `num_train_steps`: how often each row of the training data is read. A run counts
+        the rows when it starts, and then has `num_train_steps`.
       global_batch_size: Examples per step over all devices; set this or `percore_batch_size`.
       percore_batch_size: Examples per step and device.
       num_microbatches: Gradient accumulation: slices of the batch that run one at a time, to save memory.
@@ -160,7 +162,8 @@ class Train(Configurable):
     """
 
     learner: SafeOnResume[Learner] = part(Learner)
-    num_train_steps: SafeOnResume[Steps] = 1000
+    num_train_steps: SafeOnResume[Steps | None] = 1000
+    num_train_epochs: SafeOnResume[NotCompiled[Annotated[PositiveFloat, Unit("epochs")] | None]] = None
     global_batch_size: Examples | None = None
     percore_batch_size: Annotated[PositiveFloat, Unit("examples")] | None = None
     num_microbatches: SafeOnResume[PositiveInt] = 1

@@ -42,6 +42,7 @@ def test_the_file_names_fields_of_recipes_and_each_foreign_name_once() -> None:
         "train.lr": "learning_rate",
         "hidden_size": "model_dims",
         "max_steps": "num_train_steps",
+        "epochs": "num_train_epochs",
         "per_device_train_batch_size": "percore_batch_size",
         "report_to": "writers",
         "tokenizer_dir": "tokenizer",

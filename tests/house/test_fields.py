@@ -60,6 +60,6 @@ def test_facts_can_be_read():
     from paxcli.training.task import Train
 
     steps = annotation_of(Train, "num_train_steps")
-    assert out_of_range("steps", 0, steps) == "steps must be at least 1 and at most 2147483647 (steps), not 0."
+    assert out_of_range("steps", 0, steps) == "steps must be at least 1 and at most 2147483647 (steps) or null, not 0."
     assert marks_of(steps) == {Mark.SAFE_ON_RESUME}
     assert marks_of(annotation_of(Train, "learner"))

@@ -156,8 +156,8 @@ def read(batch) -> np.ndarray:
 
 def num_rows(data: BaseInput) -> int:
     """Number of rows in an epoch."""
-    if hasattr(data, "num_rows"):
-        return data.num_rows()
+    if (known := data.num_rows()) is not None:
+        return known
     one = dataclasses.replace(data, is_training=False, repeat=None, **EPOCH)
     return sum(int(batch.eval_sample_weights.sum()) for batch in one.eval_batches())
 

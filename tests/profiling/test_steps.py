@@ -140,8 +140,11 @@ def test_a_gpu_trace_with_command_buffers(tmp_path):
 
 def test_a_run_on_gpus_traces_without_command_buffers(tmp_path, monkeypatch):
     monkeypatch.setattr(Instrument, "prepare", lambda self, session: self.options)
+    config = SimpleNamespace(task=SimpleNamespace(train=SimpleNamespace(num_train_steps=3)))
     of = {
-        platform: SimpleNamespace(mesh=SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)])))
+        platform: SimpleNamespace(
+            mesh=SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)])), config=config
+        )
         for platform in ("gpu", "tpu")
     }
     assert StepTracer(tmp_path, range(2, 4)).prepare(of["gpu"]) == {"xla_gpu_enable_command_buffer": ""}

@@ -167,7 +167,7 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
-    schedule, steps = f"{_LEARNER}.schedule", values.get(f"{_TRAIN}.num_train_steps", 1)
+    schedule, steps = f"{_LEARNER}.schedule", values.get(f"{_TRAIN}.num_train_steps") or 1
     schedule += ".schedules.0" if values.get(schedule) == "PiecewiseSchedule" else ""  # then MaxText's rate is 0
     optimizer = {"Adam": "adam_pax", "Sgd": "sgd"}.get(values.get(f"{_LEARNER}.optimizer", ""), "adamw")
     aggregator = (values.get(f"task.loss_aggregator.loss_{name}") or [] for name in ("keys", "weights"))
