@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from etils import epath
 
 from paxcli.checkpoint.local_tier import find_local
@@ -158,10 +157,7 @@ def _info(directory: epath.Path) -> CheckpointInfo:
 def _verify(directory: epath.Path) -> Verified:
     manifest = read_manifest(directory)
     on_cpu = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    wanted = {
-        name: jax.ShapeDtypeStruct(entry.shape, jnp.dtype(entry.dtype), sharding=on_cpu)
-        for name, entry in manifest.arrays.items()
-    }
+    wanted = {name: entry.abstract(on_cpu) for name, entry in manifest.arrays.items()}
     for chunk in _chunks(wanted):
         read_arrays(directory, manifest, chunk)
     return Verified(manifest.step, len(wanted), sum(map(_bytes, wanted.values())), None)

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from paxcli.errors import DataError
 
 FORMAT = 3
@@ -25,6 +27,10 @@ class ArrayEntry:
     shape: tuple[int, ...]
     dtype: str
     fingerprint: int
+
+    def abstract(self, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        """Its shape and dtype, and a sharding to read it with."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=sharding)
 
 
 @dataclasses.dataclass(frozen=True)

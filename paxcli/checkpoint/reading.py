@@ -57,13 +57,10 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
 
     from paxcli.checkpoint.orbax_parts import ArrayHandler
 
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    arguments = {
-        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding or here, global_shape=leaf.shape, dtype=leaf.dtype)
-        for name, leaf in wanted.items()
-    }
-    item, restore_args = nest_by_name(wanted), nest_by_name(arguments)
-    restore = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+    item, here = nest_by_name(wanted), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shardings = jax.tree.map(lambda leaf: leaf.sharding or here, item)
+    arguments = ocp.checkpoint_utils.construct_restore_args(item, shardings)
+    restore = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
     types = ocp.type_handlers.create_type_handler_registry((jax.Array, ArrayHandler()))
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as reader:

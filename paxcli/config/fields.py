@@ -77,6 +77,7 @@ TopK = Annotated[int, Range(min=1, max=2**31 - 1)]  # compared in int32
 Seed = Annotated[int, Range(min=0, max=2**32 - 1)]
 Steps = Annotated[int, Range(min=1, max=2**31 - 1), Unit("steps")]  # they are counted in int32
 StepNumber = Annotated[int, Range(min=0, max=2**31 - 1), Unit("steps")]
+Seconds = Annotated[float, Range(above=0), Unit("seconds")]
 Tokens = Annotated[int, Range(min=1), Unit("tokens")]
 Examples = Annotated[int, Range(min=1), Unit("examples")]
 Pixels = Annotated[int, Range(min=1), Unit("pixels")]

@@ -11,7 +11,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
-from paxcli.inputs.conversations import MESSAGE_FIELDS, OTHER_FIELDS, PROMPT, messages_of, template_variables
+from paxcli.inputs.conversations import MESSAGE_FIELDS, OTHER_FIELDS, PROMPT, Messages, messages_of, template_variables
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import COLUMNS_HINT, FIX_HINT, TEXT, TOKENS, BadRecords, Reading, check_unicode, format_of
 from paxcli.inputs.files import SourceFile
@@ -71,9 +71,7 @@ class ChatReading(Reading):
         """The conversation of a record, as `encode` returns it."""
         return self.encode(messages_of(record, str(self.text_field), place, self.column_map or {}), record, place)
 
-    def encode(
-        self, messages: list[dict[str, Any]], record: dict[str, Any], place: str
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, messages: Messages, record: dict[str, Any], place: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a conversation [T], and whether each belongs to an assistant's turn [T].
 
         Args:

@@ -19,9 +19,10 @@ OTHER_FIELDS = (*INPUTS, SYSTEM, TOOLS, KWARGS)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 Record = Mapping[str, Any]
+Messages = list[dict[str, Any]]  # each with a role and its content
 
 
-def messages_of(record: Record, field: str, place: str, columns: Mapping[str, str] = {}) -> list[dict[str, Any]]:
+def messages_of(record: Record, field: str, place: str, columns: Mapping[str, str] = {}) -> Messages:
     """The messages of a record: its `field` or `conversations`, or its prompt and its response.
 
     A system prompt in its field `system` comes first, if the messages do not begin with one.
@@ -52,7 +53,7 @@ def messages_of(record: Record, field: str, place: str, columns: Mapping[str, st
     return checked
 
 
-def _prompt_and_response(record: Record, field: str, place: str, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+def _prompt_and_response(record: Record, field: str, place: str, columns: Mapping[str, str]) -> Messages:
     questions = (columns[PROMPT],) if PROMPT in columns else (PROMPT, INSTRUCTION)
     answers = (columns[COMPLETION],) if COMPLETION in columns else RESPONSES
     question, answer = (next((x for x in names if record.get(x) is not None), None) for names in (questions, answers))

@@ -11,7 +11,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
-from paxcli.inputs.conversations import PROMPT, SYSTEM, as_messages, messages_of
+from paxcli.inputs.conversations import PROMPT, SYSTEM, Messages, as_messages, messages_of
 from paxcli.inputs.documents import FIX_HINT, BadRecords, lacks_field
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import ONE_PER_ROW
@@ -74,7 +74,7 @@ class PreferenceInput(ChatInput):
         return NestedMap({**chosen, REJECTED: rejected})
 
 
-def _messages(record: dict[str, Any], side: str, place: str) -> list[dict[str, Any]]:
+def _messages(record: dict[str, Any], side: str, place: str) -> Messages:
     """The conversation on one side of a pair."""
     prompt = as_messages(record.get(PROMPT) or [], "user")
     if not prompt and isinstance(record[side], str):

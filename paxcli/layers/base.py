@@ -118,9 +118,7 @@ class Layer(Configurable, nn.Module):
 
         return AdaptedWeight(facts, lora.scale, w, *arrays, dropout=dropout(self, lora.dropout))
 
-    def lookup_table(
-        self, name: str, init: Init, shape: tuple[int, int], axes: tuple[str | None, str | None]
-    ) -> jax.Array:
+    def lookup_table(self, name: str, init: Init, shape: tuple[int, int], axes: Axes) -> jax.Array:
         """A float32 table [rows, features] whose rows are looked up by ids."""
         facts = Weight(axes, (0,), (1,), is_table=True, init_scale=init.table_scale(shape[1]))
         return self._declare(name, init.table(shape[1]), shape, facts)

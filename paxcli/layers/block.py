@@ -119,9 +119,7 @@ class TransformerBlock(Block):
             raise ConfigError(f"{part.func.__name__} does not compute in {self.precision}.", "Set `precision` to null.")
         return functools.partial(part, precision=self.precision)
 
-    def _attend(
-        self, x: jax.Array, cache: Cache, segment_ids: jax.Array, segment_pos: jax.Array
-    ) -> tuple[jax.Array, Cache]:
+    def _attend(self, x: jax.Array, cache: Cache, segment_ids: Ids, segment_pos: Ids) -> tuple[jax.Array, Cache]:
         """The output of attention, to be added to the residual stream, from the normed `x`."""
         y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
         return dropout(self, self.residual_dropout_prob)(self.attention_post_norm(y)), cache

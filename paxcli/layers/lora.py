@@ -177,9 +177,7 @@ def kaiming_uniform(facts: Weight) -> Callable[..., jax.Array]:
     return jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", fan_in, fan_out, tuple(range(fan_in[0])))
 
 
-def adapted_weights(
-    params: Mapping[str, Any], facts: Mapping[str, Weight], lora: Lora | None
-) -> dict[str, AdaptedWeight]:
+def adapted_weights(params: Mapping[str, Any], facts: dict[str, Weight], lora: Lora | None) -> dict[str, AdaptedWeight]:
     """The weights that have an adapter, by name.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.fields import AnyFloat, AnyInt, NotCompiled, PositiveFloat, PositiveInt, Unit
+from paxcli.config.fields import AnyFloat, AnyInt, NotCompiled, PositiveFloat, PositiveInt, Seconds, Unit
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
@@ -49,7 +49,7 @@ class Mesh(Configurable):
     libtpu_options: dict[str, str | AnyInt | AnyFloat | bool] | None = None
     compiler_options: dict[str, str | AnyInt | AnyFloat | bool | None] | None = None
     peak_tflops: Annotated[PositiveFloat, Unit("TFLOP/s")] | None = None
-    start_timeout_seconds: NotCompiled[Annotated[PositiveFloat, Unit("seconds")]] = 300.0
+    start_timeout_seconds: NotCompiled[Seconds] = 300.0
     heartbeat_timeout_seconds: NotCompiled[Annotated[PositiveInt, Unit("seconds")]] = 100
 
     def validate(self) -> None:

@@ -28,6 +28,7 @@ from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
 
 Key = jax.Array  # a key of `jax.random`
+Extended = tuple[Float[jax.Array, "B t V"], Cache]  # the logits of the ids that extend a row, and the new cache
 PerRow = Int[jax.Array, " B"]  # an integer of each row: a length, a position
 
 # Name of the PRNG keys that choose which tokens to mask: the same in all microbatches, unlike those of dropout.
@@ -196,7 +197,7 @@ class DecodingModel(Model):
 
     def extend(
         self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: PerRow | None = None
-    ) -> tuple[Float[jax.Array, "B t V"], Cache]:
+    ) -> Extended:
         """Logits of the next token after each of `ids`: a prompt (prefill) or the last token.
 
         Args:

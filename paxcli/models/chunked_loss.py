@@ -93,9 +93,7 @@ class _Settings:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(
-    settings: _Settings, params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, ...]:
+def _sums(settings: _Settings, params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[Any, ...]:
     """The weighted sum of all losses; cross-entropy and correctness of each token."""
     return _on_shards(settings, False, params, x, labels, weights)[:3]
 

@@ -16,7 +16,7 @@ from paxcli.layers.matmul import output_first
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.sharding import current_device
 from paxcli.mesh.weights import Weight, weights_of
-from paxcli.models.base import CausalModel, DecodingModel, PerRow, Seq2SeqModel, take_last
+from paxcli.models.base import CausalModel, DecodingModel, Extended, PerRow, Seq2SeqModel, take_last
 from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, penalize, sequence_settings
 from paxcli.models.transformer import TransformerModel
 
@@ -183,7 +183,7 @@ def extend(
     cache: Cache,
     segment_ids: jax.Array | None = None,
     last: jax.Array | None = None,
-) -> tuple[Float[jax.Array, "B t V"], Cache]:
+) -> Extended:
     """`DecodingModel.extend` with these parameters; float32 logits. `segment_ids`: None = 1."""
     segment_ids = jnp.ones_like(ids) if segment_ids is None else segment_ids
     logits, cache = model.apply({"params": params}, ids, segment_ids, positions, cache, last, method="extend")

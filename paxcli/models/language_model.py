@@ -9,7 +9,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import ExtraLayerCount, Fraction, NonNegativeFloat, SafeOnResume
@@ -21,7 +20,7 @@ from paxcli.layers.lora import REFERENCE
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.stack import Stack, find_stacks
 from paxcli.layers.token_predictor import TokenPredictor
-from paxcli.models.base import CausalModel, Key, PerRow, take_last
+from paxcli.models.base import CausalModel, Extended, Key, PerRow, take_last
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.dpo import REJECTED, Dpo, interleave_pairs
 from paxcli.models.losses import WeightedScalars, token_metrics
@@ -122,9 +121,7 @@ class TransformerLm(TransformerModel):
             return NestedMap(logits=self._head.logits(x))
         return NestedMap(features=x)
 
-    def _hidden(
-        self, ids: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array, cache: Cache
-    ) -> tuple[HiddenStates, Cache]:
+    def _hidden(self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache) -> tuple[HiddenStates, Cache]:
         """The output of the layers."""
         return self._stack(self._embed(ids, segment_pos), cache, segment_ids, segment_pos)
 
@@ -217,7 +214,7 @@ class LanguageModel(TransformerLm, CausalModel):
 
     def extend(
         self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: PerRow | None = None
-    ) -> tuple[Float[jax.Array, "B t V"], Cache]:
+    ) -> Extended:
         """As `DecodingModel.extend`; without a cache, of whole sequences."""
         x, cache = self._hidden(ids, segment_ids, segment_pos, cache)
         return self._head.logits(as_matmul_input(self._final_norm(take_last(x, last)))), cache

@@ -11,18 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from paxcli.config import fields
 from paxcli.config.configurable import Configurable
-from paxcli.config.fields import (
-    DecayRate,
-    Examples,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveFraction,
-    PositiveInt,
-    Tokens,
-    TopK,
-)
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError
 
@@ -44,12 +34,12 @@ class Decoding(Configurable):
       batch_size: Sequences that are decoded at a time (Pax: `num_cache_slots`).
     """
 
-    max_tokens: Tokens | None = None
-    min_tokens: NonNegativeInt = 0
-    eos_ids: tuple[NonNegativeInt, ...] | None = None
+    max_tokens: fields.Tokens | None = None
+    min_tokens: fields.NonNegativeInt = 0
+    eos_ids: tuple[fields.NonNegativeInt, ...] | None = None
     stop: tuple[str, ...] = ()
-    num_samples: PositiveInt = 1
-    batch_size: Examples = 16
+    num_samples: fields.PositiveInt = 1
+    batch_size: fields.Examples = 16
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -73,12 +63,12 @@ class Sampling(Decoding):
         those below, before all else (Keskar et al., 2019); above 1 it discourages repetition; None = off.
     """
 
-    temperature: NonNegativeFloat = 0.0
-    top_k: TopK | None = None
-    top_p: PositiveFraction | None = None
-    epsilon: DecayRate = 0.0
+    temperature: fields.NonNegativeFloat = 0.0
+    top_k: fields.TopK | None = None
+    top_p: fields.PositiveFraction | None = None
+    epsilon: fields.DecayRate = 0.0
     truncate_before_temperature: bool = False
-    repetition_penalty: PositiveFloat | None = None
+    repetition_penalty: fields.PositiveFloat | None = None
 
 
 class SequenceSettings(NamedTuple):

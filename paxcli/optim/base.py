@@ -93,9 +93,7 @@ def add_decay(optimizer: Any, weights: Any) -> optax.GradientTransformation:
     return optax.add_decayed_weights(optimizer.weight_decay, decay_mask(weights, optimizer.decay_norms_and_biases))
 
 
-def map_groups(
-    function: Callable[..., tuple[list, ...]], weights: Any, *trees: Any, by_layer: bool = True
-) -> tuple[Any, ...]:
+def map_groups(function: Callable[..., Any], weights: Any, *trees: Any, by_layer: bool = True) -> tuple[Any, ...]:
     """Maps a function over groups of weights, such as query, key and value, and over the layers of a stack.
 
     Args:

@@ -9,19 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from paxcli.config import fields
 from paxcli.config.configurable import Configurable
-from paxcli.config.fields import (
-    AnyFloat,
-    Derived,
-    Fraction,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveFraction,
-    PositiveInt,
-    StepNumber,
-    Steps,
-    Unit,
-)
 from paxcli.errors import ConfigError
 
 
@@ -49,11 +38,11 @@ class Constant(Schedule):
 class _RampupAndDecay(Schedule):
     """Linear warmup to `max`, constant until `decay_start`, then decay to `min_ratio` of it."""
 
-    warmup_steps: StepNumber = 0
-    decay_start: StepNumber | None = None
-    decay_end: Derived[Steps | None] = None
-    min_ratio: Fraction = 0.1
-    max: PositiveFloat = 1.0
+    warmup_steps: fields.StepNumber = 0
+    decay_start: fields.StepNumber | None = None
+    decay_end: fields.Derived[fields.Steps | None] = None
+    min_ratio: fields.Fraction = 0.1
+    max: fields.PositiveFloat = 1.0
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
@@ -83,7 +72,7 @@ class LinearRampupCosineDecay(_RampupAndDecay):
       start_step: The factor is 1 before this step, from which the other steps count.
     """
 
-    start_step: StepNumber = 0
+    start_step: fields.StepNumber = 0
 
     def __call__(self, step: jax.Array) -> jax.Array:
         after = step - self.start_step
@@ -103,7 +92,7 @@ class LinearRampupExponentialDecay(_RampupAndDecay):
       max: Largest factor: that between warmup and decay.
     """
 
-    min_ratio: PositiveFraction = 0.1
+    min_ratio: fields.PositiveFraction = 0.1
 
     def __call__(self, step: jax.Array) -> jax.Array:
         return self.rampup(step) * self.min_ratio ** self.progress(step)
@@ -122,7 +111,7 @@ class LinearRampupPolynomialDecay(_RampupAndDecay):
       power: Exponent: the factor falls with (fraction of the decay steps) ** power.
     """
 
-    power: PositiveFloat = 1.0
+    power: fields.PositiveFloat = 1.0
 
     def __call__(self, step: jax.Array) -> jax.Array:
         return self.rampup(step) * (1 - (1 - self.min_ratio) * self.progress(step) ** self.power)
@@ -137,8 +126,8 @@ class LinearRampupSqrtDecay(Schedule):
       warmup_steps: Steps of the warmup. Step 0 has the factor of step 1.
     """
 
-    peak: NonNegativeFloat = 1.0
-    warmup_steps: Steps = 4000
+    peak: fields.NonNegativeFloat = 1.0
+    warmup_steps: fields.Steps = 4000
 
     def __call__(self, step: jax.Array) -> jax.Array:
         share = jnp.maximum(step, 1) / self.warmup_steps
@@ -155,9 +144,9 @@ class SqrtDecay(Schedule):
       offset: Subtracted from the step.
     """
 
-    decay_start: Steps = 10_000
-    multiplier: NonNegativeFloat = 1.0
-    offset: Annotated[AnyFloat, Unit("steps")] = 0.0
+    decay_start: fields.Steps = 10_000
+    multiplier: fields.NonNegativeFloat = 1.0
+    offset: Annotated[fields.AnyFloat, fields.Unit("steps")] = 0.0
 
     def __call__(self, step: jax.Array) -> jax.Array:
         return self.multiplier * jax.lax.rsqrt(jnp.maximum(step - self.offset, float(self.decay_start)))
@@ -178,10 +167,10 @@ class NoamSchedule(Schedule):
 
     pax_name = "Transformer"
 
-    warmup_steps: Steps = 4000
-    model_dim: PositiveInt = 512
-    worker_replicas: PositiveInt = 1
-    decay_end: Derived[Steps | None] = None
+    warmup_steps: fields.Steps = 4000
+    model_dim: fields.PositiveInt = 512
+    worker_replicas: fields.PositiveInt = 1
+    decay_end: fields.Derived[fields.Steps | None] = None
 
     def validate(self) -> None:
         check_order(self, [self.warmup_steps * self.worker_replicas, self.decay_end])

@@ -146,9 +146,7 @@ class Learner(Configurable):
         """The parameters to evaluate: the moving average where a parameter has one."""
         return params if self.ema_decay is None else replace_trained(params, opt_state.ema)
 
-    def update(
-        self, grads: dict, opt_state: Any, params: dict, step: jax.Array, weights: Any
-    ) -> tuple[dict, Any, dict]:
+    def update(self, grads: Any, opt_state: Any, params: dict, step: jax.Array, weights: Any) -> tuple[dict, Any, dict]:
         """One update.
 
         Args:

@@ -9,21 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paxcli.config import fields
 from paxcli.config.configurable import Configurable, part
-from paxcli.config.fields import (
-    AnyFloat,
-    Examples,
-    NonNegativeFloat,
-    NotCompiled,
-    PositiveFloat,
-    PositiveInt,
-    Range,
-    SafeOnResume,
-    Seed,
-    StepNumber,
-    Steps,
-    Unit,
-)
+from paxcli.config.fields import NotCompiled, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import REFERENCE
 from paxcli.layers.scopes import NOISE
@@ -51,7 +39,7 @@ class LossAggregator(Configurable):
     """
 
     loss_keys: tuple[str, ...] = ("loss",)
-    loss_weights: tuple[AnyFloat, ...] | None = None
+    loss_weights: tuple[fields.AnyFloat, ...] | None = None
 
     def __call__(self, metrics: WeightedScalars) -> tuple[jax.Array, jax.Array]:
         """The loss in float32, and the weight of the first of its metrics.
@@ -118,9 +106,9 @@ class VariationalNoise(Configurable):
       start_step: First step with noise, from 0.
     """
 
-    scale: NonNegativeFloat = 0.0
+    scale: fields.NonNegativeFloat = 0.0
     regex: str | None = None
-    start_step: StepNumber = 0
+    start_step: fields.StepNumber = 0
 
     @jax.named_scope(NOISE)
     def add_to(self, params: dict, step: jax.Array, key: jax.Array) -> dict:
@@ -162,15 +150,15 @@ class Train(Configurable):
     """
 
     learner: SafeOnResume[Learner] = part(Learner)
-    num_train_steps: SafeOnResume[Steps | None] = 1000
-    num_train_epochs: SafeOnResume[NotCompiled[Annotated[PositiveFloat, Unit("epochs")] | None]] = None
-    global_batch_size: Examples | None = None
-    percore_batch_size: Annotated[PositiveFloat, Unit("examples")] | None = None
-    num_microbatches: SafeOnResume[PositiveInt] = 1
-    summary_interval_steps: SafeOnResume[NotCompiled[Steps]] = 10
-    eval_interval_steps: SafeOnResume[NotCompiled[Steps | None]] = None
-    random_seed: NotCompiled[Seed | None] = 1234
-    step_timeout_seconds: SafeOnResume[NotCompiled[Annotated[PositiveFloat, Unit("seconds")] | None]] = 1800.0
+    num_train_steps: SafeOnResume[fields.Steps | None] = 1000
+    num_train_epochs: SafeOnResume[NotCompiled[Annotated[fields.PositiveFloat, fields.Unit("epochs")] | None]] = None
+    global_batch_size: fields.Examples | None = None
+    percore_batch_size: Annotated[fields.PositiveFloat, fields.Unit("examples")] | None = None
+    num_microbatches: SafeOnResume[fields.PositiveInt] = 1
+    summary_interval_steps: SafeOnResume[NotCompiled[fields.Steps]] = 10
+    eval_interval_steps: SafeOnResume[NotCompiled[fields.Steps | None]] = None
+    random_seed: NotCompiled[fields.Seed | None] = 1234
+    step_timeout_seconds: SafeOnResume[NotCompiled[fields.Seconds | None]] = 1800.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +184,7 @@ class SingleTask(Configurable):
     metrics: Metrics = part(Metrics)
     vn: VariationalNoise | None = None
     early_stopping_fn: SafeOnResume[NotCompiled[EarlyStopping]] = part(EarlyStopping)
-    summary_verbosity: SafeOnResume[Annotated[int, Range(min=0, max=3)]] = 0
+    summary_verbosity: SafeOnResume[Annotated[int, fields.Range(min=0, max=3)]] = 0
     name: SafeOnResume[NotCompiled[str]] = "task"
 
     def loss(

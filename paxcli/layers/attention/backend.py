@@ -17,6 +17,7 @@ from paxcli.layers.activations import identity
 from paxcli.layers.scopes import ATTENTION_CORE
 from paxcli.mesh.sharding import axes_of, layout, split
 
+Context = Float[jax.Array, "B N T Hv"]  # what each query attends to: the weighted mean of the values
 HEADS = ("activation_batch", "activation_heads", "activation_length", None)
 
 
@@ -101,7 +102,7 @@ class AttentionBackend(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
+    def attend(self, operands: Operands, demand: Demand) -> Context:
         """Attention in training and evaluation, with a float32 softmax; the demand has the sizes of the operands."""
 
 
@@ -116,9 +117,7 @@ class FusedKernel(AttentionBackend):
         return "it does not support a learned bias of the logits" if demand.biased else None
 
     @abc.abstractmethod
-    def attend_on_device(
-        self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()
-    ) -> Float[jax.Array, "B N T Hv"]:
+    def attend_on_device(self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()) -> Context:
         """The attention of one device's rows and heads; the demand has the sizes of all devices' together.
 
         Args:
@@ -128,7 +127,7 @@ class FusedKernel(AttentionBackend):
         """
 
     @jax.named_scope(ATTENTION_CORE)
-    def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
+    def attend(self, operands: Operands, demand: Demand) -> Context:
         query, key, value = operands[:3]
         sharded = layout(query.shape, *HEADS)
         if sharded is None:

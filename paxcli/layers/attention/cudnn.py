@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from paxcli.errors import first_line
-from paxcli.layers.attention.backend import Demand, FusedKernel, Operands
+from paxcli.layers.attention.backend import Context, Demand, FusedKernel, Operands
 
 
 class CudnnAttention(FusedKernel):
@@ -35,9 +34,7 @@ class CudnnAttention(FusedKernel):
         reason = super().refusal(demand, capability) or next((why for why, holds in refusals.items() if holds), None)
         return reason or _compile_failure(demand)
 
-    def attend_on_device(
-        self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()
-    ) -> Float[jax.Array, "B N T Hv"]:
+    def attend_on_device(self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()) -> Context:
         """Segments become a mask, which cuDNN takes as a bias [B, 1, T, T] in the dtype of the queries."""
         query, key, value, ids = operands[:4]
         context = jax.nn.dot_product_attention(

@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
-from paxcli.layers.attention.backend import Demand, FusedKernel, Operands
+from paxcli.layers.attention.backend import Context, Demand, FusedKernel, Operands
 from paxcli.layers.remat import CONTEXT
 
 _LANES = 128  # rows have to be a multiple of this
@@ -37,9 +36,7 @@ class SplashAttention(FusedKernel):
         reason = f"the length on a device, {length}, is not a multiple of {_LANES}" if length % _LANES else None
         return super().refusal(demand, capability) or reason
 
-    def attend_on_device(
-        self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()
-    ) -> Float[jax.Array, "B N T Hv"]:
+    def attend_on_device(self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()) -> Context:
         """Names its output, and the log-sum-exp that the backward pass needs, as the context for remat policies."""
         # Slow to import, and of use on TPUs only.
         from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash

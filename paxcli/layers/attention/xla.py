@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.activations import identity, soft_cap
-from paxcli.layers.attention.backend import AttentionBackend, Demand, Operands
+from paxcli.layers.attention.backend import AttentionBackend, Context, Demand, Operands
 from paxcli.layers.attention.causal import causal_attention, is_visible
 from paxcli.layers.scopes import ATTENTION_CORE
 
@@ -24,7 +24,7 @@ def dot_product_attention(
     bias: Float[jax.Array, "... N T S"] | None = None,
     sinks: Float[jax.Array, " N"] | None = None,
     drop: Callable[[jax.Array], jax.Array] = identity,
-) -> Float[jax.Array, "B N T Hv"]:
+) -> Context:
     """Attention of scaled queries; query head n reads key/value head n // (N / K). The softmax is float32.
 
     The bias is added to the capped logits. A sink is one more logit of a head, of a key without value. `drop` is the
@@ -49,7 +49,7 @@ class XlaAttention(AttentionBackend):
 
     name = "xla"
 
-    def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
+    def attend(self, operands: Operands, demand: Demand) -> Context:
         query, key, value, segment_ids, bias, sinks = operands
         batch, heads, length, _ = query.shape
         if segment_ids is None:
