@@ -141,9 +141,9 @@ def _describe(
     unfinished = "start" if done is None else f"resume at step {done:,}"
     would = "do nothing: the run is finished" if is_finished else unfinished
     instrument = observed.instrument(config, RunDir(options.creatable(run_dir)))
-    if warm_start is not None and done is None:  # a run that resumes takes nothing from it
-        warm_start.first_step(config.task.train.num_train_steps)
     session = build_session(config)
+    if warm_start is not None and done is None:  # a run that resumes takes nothing from it
+        warm_start.first_step(session)
     if observed.compiled is not None and not is_finished:
         instrument.prepare(session)  # only reads the file
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": config.task.train.num_train_steps}

@@ -90,19 +90,20 @@ def parameter_names(params: Any) -> list[str]:
     return ["/".join(path_of(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
-def match_parameters(field: str, regex: str, names: list[str]) -> list[bool]:
-    """Whether a regular expression matches each parameter name, anywhere in it.
+def match_parameters(field: str, regex: str, names: list[str], match: Any = re.search) -> list[re.Match[str] | None]:
+    """The match of a regular expression in each parameter name, by default anywhere in it; None = it does not match.
 
     Args:
       field: The recipe field of the expression, for errors.
       regex: The expression.
       names: The names, from `parameter_names`.
+      match: `re.search` or `re.fullmatch`.
 
     Raises:
       ConfigError: `regex` is not a regular expression, or matches no name.
     """
     try:
-        matches = [re.search(regex, name) is not None for name in names]
+        matches = [match(regex, name) for name in names]
     except re.error as error:
         raise ConfigError(f"{field}: {regex!r} is not a regular expression: {error}.", "Correct it.") from None
     if not any(matches):

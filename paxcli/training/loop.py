@@ -346,12 +346,12 @@ def train(
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
-        run_dir.check_start(warm_start is not None or run.resumes)
+        run_dir.check_start(config, warm_start, run.resumes)
         if warm_start is not None and run.resumes:
             report.message(f"{run_dir.path} has checkpoints, so nothing is taken from {warm_start.run_dir}.")
             warm_start = None
         elif warm_start is not None:
-            run.last_step = warm_start.first_step(run.num_train_steps)  # an error is found before the step is compiled
+            run.last_step = warm_start.first_step(session)  # an error is found before the step is compiled
         if make_sampler and session.experiment.sample_prompts:
             run.sample = make_sampler(session, run_dir, run.last_step)
         if run.end_reason() and (policy.on_corrupt == "previous" or run.last_step not in run.store.steps()):
@@ -429,7 +429,7 @@ def resume_step(
     with run_dir.lock(dry_run=True):
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    run_dir.check_start(warm_start is not None or run_dir.has_checkpoints())
+    run_dir.check_start(config, warm_start, run_dir.has_checkpoints())
     own = CheckpointStore(run_dir.checkpoints).steps()
     step = max([*own, *local_steps(run_dir.checkpoints, config.checkpoint.local_directory)], default=None)
     done, train, lines = step or 0, config.task.train, list(read_lines(run_dir.path / FILE_NAME, sample=True))

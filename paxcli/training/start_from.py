@@ -19,12 +19,13 @@ from paxcli.checkpoint.maintenance import files_in
 from paxcli.checkpoint.manager import CheckpointStore, find_step
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.checkpoint.warm_start import Report, load_params, parse_source
+from paxcli.checkpoint.warm_start import Report, Rules, load_params, parse_source
 from paxcli.config.paths import copy_file, replace_text
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import ADAPTERS
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
+from paxcli.training.session import Session
 from paxcli.training.state import TrainState, without_reference
 from paxcli.training.task import SingleTask
 
@@ -53,17 +54,18 @@ class WarmStart(NamedTuple):
         source = self.run_dir if self.step is None else f"{self.run_dir}@{self.step}"
         return f"--from {shlex.quote(source)}{' --with-optimizer' if self.everything else ''}"
 
-    def first_step(self, num_train_steps: int) -> int:
-        """The step that a run of so many steps starts from: with `everything` the checkpoint's, else 0.
+    def first_step(self, session: Session) -> int:
+        """The step that a run starts from: with `everything` the checkpoint's, else 0.
 
         Raises:
-          DataError: The checkpoint does not exist.
-          ConfigError: It already has all steps of the run.
+          DataError: The checkpoint does not exist, or none of its arrays match.
+          ConfigError: It already has all steps of the run, or does not fit the recipe and its rules.
         """
-        found = find_step(self.run_dir, self.step)
-        if self.everything and found >= num_train_steps:
-            problem = f"{self.run_dir} is at step {found}, and this run would have {num_train_steps}: none is left."
+        found, task = find_step(self.run_dir, self.step), session.experiment.task
+        if self.everything and found >= (steps := task.train.num_train_steps):
+            problem = f"{self.run_dir} is at step {found}, and this run would have {steps}: none is left."
             raise ConfigError(problem, "Raise `num_train_steps`, or leave out `--with-optimizer`.")
+        load_warm_start(session.abstract, self, task, dry_run=True)
         return found if self.everything else 0
 
 
@@ -87,11 +89,18 @@ def copy_origin(source: WarmStart, run_dir: epath.Path) -> None:
         copy_file(file, run_dir / ORIGIN / file.relative_to(origin))
 
 
-def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> tuple[TrainState, Report]:
-    """`state` with the parameters, or everything, of another run's checkpoint."""
-    if source.everything:
-        return load_params(source.run_dir, source.step, state, "all")
-    params, report = load_params(source.run_dir, source.step, without_reference(state.params))
+def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask, dry_run=False) -> tuple[TrainState, Report]:
+    """`state` with the parameters, or everything, of another run's checkpoint. `dry_run` only checks, and reads none.
+
+    Raises:
+      DataError: The checkpoint does not exist or is damaged, or none of its arrays match.
+      ConfigError: It does not fit the recipe and its rules.
+    """
+    run_dir, step, everything = source
+    if everything:
+        return load_params(run_dir, step, state, "all", dry_run=dry_run)
+    rules = Rules(task.train.init_rename or {}, task.train.init_ignore)
+    params, report = load_params(run_dir, step, without_reference(state.params), rules=rules, dry_run=dry_run)
     arrays = report.arrays
     if unused := [name for name in arrays.unexpected if re.search(ADAPTERS, name)]:
         hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
@@ -100,6 +109,8 @@ def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> t
     if missing & unexpected:
         problem = f"{source.run_dir} and this recipe differ in `scan`: all layers would start at random values."
         raise ConfigError(problem, "Set the stack's `scan` as in that run.")
+    if dry_run:
+        return state, report
     params = task.model.with_reference(params)
     weights = jax.tree.unflatten(jax.tree.structure(params), state.weights)
     shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)

@@ -120,7 +120,7 @@ class VariationalNoise(Configurable):
         values, structure = jax.tree.flatten(params)
         names = parameter_names(params)
         matches = match_parameters("vn.regex", self.regex or "", names)
-        chosen = [use and not name.startswith(f"{REFERENCE}/") for use, name in zip(matches, names, strict=True)]
+        chosen = [bool(use) and not name.startswith(f"{REFERENCE}/") for use, name in zip(matches, names, strict=True)]
         scale = jnp.where(step >= self.start_step, self.scale, 0.0)
 
         def add(value: jax.Array, use: bool, key: jax.Array) -> jax.Array:
@@ -131,7 +131,7 @@ class VariationalNoise(Configurable):
 
 @dataclasses.dataclass(frozen=True)
 class Train(Configurable):
-    """How the task is trained.
+    r"""How the task is trained.
 
     Attributes:
       learner: Turns gradients into new parameters.
@@ -147,6 +147,10 @@ class Train(Configurable):
         a run draws one and records it.
       step_timeout_seconds: Longest time for a batch, a step or a save. A run that takes longer prints the stacks of its
         threads and exits with code 75; None = no limit.
+      init_rename: Parameters that have another name in the checkpoint of `--from`: regular expression of the full path
+        here, such as `encoder/(.*)` → path there, such as `stack/\1`, with the groups of the expression; None = none.
+      init_ignore: Regular expressions. Parameters whose path matches one of them are not loaded by `--from`: they start
+        at random values.
     """
 
     learner: SafeOnResume[Learner] = part(Learner)
@@ -159,6 +163,8 @@ class Train(Configurable):
     eval_interval_steps: SafeOnResume[NotCompiled[fields.Steps | None]] = None
     random_seed: NotCompiled[fields.Seed | None] = 1234
     step_timeout_seconds: SafeOnResume[NotCompiled[fields.Seconds | None]] = 1800.0
+    init_rename: NotCompiled[dict[str, str] | None] = None
+    init_ignore: NotCompiled[tuple[str, ...]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ def test_parameters_alone_or_everything(run_dir):
     fresh = make_state(9)
     params, report = load_params(run_dir, None, fresh.params)
     assert_same_bits(params, make_state(2).params)
-    assert sorted(report.arrays.matched) == ["params.decoder.b", "params.decoder.w", "params.table"]
+    assert sorted(report.arrays.matched) == ["decoder/b", "decoder/w", "table"]
     assert not report.arrays
     everything, report = load_params(run_dir, 1, fresh, what="all")
     assert_same_bits(everything, make_state(1))
@@ -45,11 +45,9 @@ def test_mismatched_arrays_stay_initialized_and_are_reported(run_dir):
     params, report = load_params(run_dir, 2, fresh)
     assert_same_bits(params["decoder"], {"w": make_state(2).params["decoder"]["w"]})
     assert_same_bits({k: params[k] for k in ("head", "table")}, {k: fresh[k] for k in ("head", "table")})
-    assert report.arrays.matched == ["params.decoder.w"] and report.arrays.missing == ["params.head"]
-    assert report.arrays.unexpected == ["params.decoder.b"]
-    assert list(report.arrays.mismatched.values()) == [
-        "`params.table` is bfloat16[259, 32] there, bfloat16[300, 32] here"
-    ]
+    assert report.arrays.matched == ["decoder/w"] and report.arrays.missing == ["head"]
+    assert report.arrays.unexpected == ["decoder/b"]
+    assert list(report.arrays.mismatched.values()) == ["`table` is bfloat16[259, 32] there, bfloat16[300, 32] here"]
     assert len(report.text().splitlines()) == 4
 
 
