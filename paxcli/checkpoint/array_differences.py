@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import jax.numpy as jnp
+
 from paxcli.checkpoint.reading import listing
 
 
@@ -50,17 +52,18 @@ class ArrayDifferences:
         return "; ".join([*shown, *more, *[f"{verb} {listing(names)}" for verb, names in lists.items() if names]])
 
 
-def compare_arrays(expected: Arrays, found: Arrays, dtypes: bool = True) -> ArrayDifferences:
+def compare_arrays(expected: Arrays, found: Arrays, dtypes: bool = True, casts: bool = False) -> ArrayDifferences:
     """Compares arrays by name.
 
     Args:
       expected: Those of the model.
       found: Those of the checkpoint.
       dtypes: Whether dtypes have to be equal as well.
+      casts: Whether floats of two dtypes match all the same.
     """
     mismatched = {}
     for name, array in expected.items():
-        if name in found and (there := _spell(found[name], dtypes)) != (here := _spell(array, dtypes)):
+        if name in found and (there := _spell(found[name], dtypes, casts)) != (here := _spell(array, dtypes, casts)):
             mismatched[name] = f"`{name}` is {there} there, {here} here"
     return ArrayDifferences(
         matched=[name for name in expected if name in found and name not in mismatched],
@@ -70,5 +73,6 @@ def compare_arrays(expected: Arrays, found: Arrays, dtypes: bool = True) -> Arra
     )
 
 
-def _spell(array: ArrayType, dtypes: bool) -> str:
-    return f"{array.dtype if dtypes else ''}{list(array.shape)}"
+def _spell(array: ArrayType, dtypes: bool, casts: bool) -> str:
+    is_float = casts and jnp.issubdtype(jnp.dtype(array.dtype), jnp.floating)
+    return f"{'float' if is_float else array.dtype if dtypes else ''}{list(array.shape)}"

@@ -64,17 +64,20 @@ class Report(NamedTuple):
     Args:
       source: The checkpoint's directory.
       arrays: Its arrays compared with the model's. Those that match were loaded.
+      cast: Of these, the ones that have another dtype in the checkpoint.
       ignored: Those that `Rules.ignore` left at their random values.
     """
 
     source: epath.Path
     arrays: ArrayDifferences
+    cast: list[str]
     ignored: list[str]
 
     def text(self) -> str:
         """A summary of several lines, without empty categories."""
         arrays = self.arrays
         categories = {
+            "Cast to the dtype of the model": listing(self.cast, 20),
             "Not in the checkpoint, randomly initialized": listing(arrays.missing, 20),
             "Another shape or dtype, randomly initialized": "; ".join(arrays.mismatched.values()),
             "Matched by `init_ignore`, randomly initialized": listing(self.ignored, 20),
@@ -97,7 +100,7 @@ def parse_source(text: str) -> tuple[str, int | None]:
 def load_params(
     run_dir: epath.PathLike, step: int | None, state: Any, what: What = "params", rules: Rules = NO_RULES, dry_run=False
 ) -> tuple[Any, Report]:
-    """Replaces the arrays of `state` by those of the same name, shape and dtype in another run's checkpoint.
+    """Replaces the arrays of `state` by those of the same name and shape in another run's checkpoint.
 
     Args:
       run_dir: The other run's directory.
@@ -108,7 +111,8 @@ def load_params(
       dry_run: Whether to check all but the arrays' values, and return `state`, which may be abstract.
 
     Returns:
-      A tree like `state`, and a report. Arrays are never reshaped or cast; those that do not match are left unchanged.
+      A tree like `state`, and a report. Floats of another dtype are cast. Arrays are never reshaped; those that do not
+      match are left unchanged.
 
     Raises:
       DataError: The checkpoint does not exist or is damaged, or none of its arrays match.
@@ -134,8 +138,8 @@ def load_params(
         raise DataError(f"No array in {step_dir} matches this model.", report.text())
     for path, name in matched.items() if loaded else ():
         x, leaf = loaded[name], leaves[path]
-        if [*matched.values()].count(name) > 1:  # one buffer cannot be donated twice
-            x = jax.device_put(x, leaf.sharding, may_alias=False)
+        if x.dtype != leaf.dtype or [*matched.values()].count(name) > 1:  # one buffer cannot be donated twice
+            x = jax.device_put(x.astype(leaf.dtype), leaf.sharding, may_alias=False)
         leaves[path] = x
     return jax.tree.unflatten(jax.tree.structure(state), leaves.values()), report
 
@@ -147,7 +151,7 @@ def _compare(step_dir: epath.Path, leaves: Arrays, saved: Arrays, sources: Mappi
       ConfigError: The array that a rule names does not exist, or has another shape.
     """
     found = {path: saved[source] for path, source in sources.items() if source in saved}
-    arrays = compare_arrays({path: leaves[path] for path in sources}, found)
+    arrays = compare_arrays({path: leaves[path] for path in sources}, found, casts=True)
     arrays = dataclasses.replace(arrays, unexpected=sorted(saved.keys() - sources.values()))
     for path in (*arrays.missing, *arrays.mismatched):
         if (source := sources[path]) != path:
@@ -155,4 +159,5 @@ def _compare(step_dir: epath.Path, leaves: Arrays, saved: Arrays, sources: Mappi
             problem = arrays.mismatched.get(path, f"{step_dir} lacks it. {near}").removesuffix(".")
             hint = "Correct the rule, or add the parameter to `init_ignore`."
             raise ConfigError(f"init_rename: `{path}` cannot be loaded from `{source}`: {problem}.", hint)
-    return Report(step_dir, arrays, [path for path in leaves if path not in sources])
+    cast = [path for path in arrays.matched if found[path].dtype != str(leaves[path].dtype)]
+    return Report(step_dir, arrays, cast, [path for path in leaves if path not in sources])

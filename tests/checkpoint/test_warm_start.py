@@ -47,7 +47,7 @@ def test_mismatched_arrays_stay_initialized_and_are_reported(run_dir):
     assert_same_bits({k: params[k] for k in ("head", "table")}, {k: fresh[k] for k in ("head", "table")})
     assert report.arrays.matched == ["decoder/w"] and report.arrays.missing == ["head"]
     assert report.arrays.unexpected == ["decoder/b"]
-    assert list(report.arrays.mismatched.values()) == ["`table` is bfloat16[259, 32] there, bfloat16[300, 32] here"]
+    assert list(report.arrays.mismatched.values()) == ["`table` is float[259, 32] there, float[300, 32] here"]
     assert len(report.text().splitlines()) == 4
 
 

@@ -1,4 +1,4 @@
-"""Rules of `--from`: parameters under another name, and parameters that are not loaded."""
+"""Rules of `--from`: parameters under another name, and parameters that are not loaded; and arrays of another dtype."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def saved(tmp_path: pathlib.Path) -> dict[str, Any]:
     return params
 
 
-def save(run_dir: pathlib.Path, params: Any) -> None:
+def save(run_dir: pathlib.Path, params: Any, **more: Any) -> None:
     with CheckpointStore(epath.Path(run_dir) / "checkpoints") as store:
-        store.save(7, {"params": params}, {}, force=True)
+        store.save(7, {"params": params, **more}, {}, force=True)
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_dry_run_reads_no_array(tmp_path: pathlib.Path, saved: dict[str, Any])
         ({"encoder/(.*)": r"stack/\2"}, ["head"], "is not a template: invalid group reference 2", r"`\1`"),
         ({"encoder/(.*)": r"stak/\1"}, ["head"], "lacks it. Did you mean `stack/layers/norm`", "`init_ignore`"),
         ({"encoder/(.*)": r"stack/\1", ".*norm": "stack/layers/norm"}, [], "Two rules of `init_rename` match", ""),
-        ({"head/(.)": "embedding/table"}, [], "is float32[20, 8] there, float32[8, 31] here", "`init_ignore`"),
+        ({"head/(.)": "embedding/table"}, [], "is float[20, 8] there, float[8, 31] here", "`init_ignore`"),
     ],
 )
 def test_rules_that_cannot_be_meant(
@@ -108,6 +108,25 @@ def test_rules_that_cannot_be_meant(
     with pytest.raises(ConfigError, match=re.escape(message)) as refused:
         load_params(tmp_path, None, SEQUENCE_MODEL, rules=Rules(rename, ignore), dry_run=True)
     assert hint in str(refused.value.hint)
+
+
+def test_floats_of_another_dtype_are_cast_and_named(tmp_path: pathlib.Path) -> None:
+    there = {"a": jnp.zeros(40, jnp.bfloat16), "b": jnp.zeros(40), "d": jnp.zeros(2)}
+    there = {**fill(there, 0), "c": jnp.ones(4, jnp.int8)}
+    save(tmp_path, there, opt_state={"mu": {"a": there["a"]}})
+    here = {"a": jnp.zeros(40), "b": jnp.zeros(40, jnp.bfloat16), "c": jnp.zeros(4), "d": jnp.zeros(2)}
+    params, report = load_params(tmp_path, None, here)
+    expected = {name: np.asarray(there[name]).astype(here[name].dtype) for name in "abd"}
+    jax.tree.map(np.testing.assert_array_equal, params, expected | {"c": here["c"]})
+    assert jax.tree.map(lambda x: x.dtype, params) == jax.tree.map(lambda x: x.dtype, here)
+    assert report.text().splitlines()[:3] == [
+        f"Loaded 3 arrays from {tmp_path}/checkpoints/7.",
+        "Cast to the dtype of the model: `a`, `b`.",
+        "Another shape or dtype, randomly initialized: `c` is int8[4] there, float[4] here.",
+    ]
+    state, report = load_params(tmp_path, None, {"params": here, "opt_state": {"mu": {"a": here["a"]}}}, "all")
+    np.testing.assert_array_equal(state["opt_state"]["mu"]["a"], expected["a"])
+    assert report.cast == ["opt_state/mu/a", "params/a", "params/b"]
 
 
 def test_nothing_to_load(tmp_path: pathlib.Path, saved: dict[str, Any]) -> None:

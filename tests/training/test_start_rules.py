@@ -51,7 +51,7 @@ def test_parameters_are_renamed_and_left_out_on_eight_devices(tmp_path: pathlib.
         assert done.returncode == 0, done.stderr
     report = [line.strip() for line in done.stderr.splitlines()]
     assert "Matched by `init_ignore`, randomly initialized: `head/w`, `stack/layers/feed_forward/w_in`." in report
-    text = "`embedding/table` is float32[300, 32] there, float32[259, 32] here"
+    text = "`embedding/table` is float[300, 32] there, float[259, 32] here"
     assert f"Another shape or dtype, randomly initialized: {text}." in report
     source, fresh, warm = (params_of(tmp_path / name) for name in runs)
     expected = {name: fresh[name] for name in ("head/w", "stack/layers/feed_forward/w_in", "embedding/table")}
