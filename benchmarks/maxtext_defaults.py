@@ -58,7 +58,7 @@ def timeline(days: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
 def differences(days: dict[str, dict[str, Any]]) -> list[list[Any]]:
     """Key, first day, MaxText's value and pax's, where they differ."""
     found = []
-    for key in (key for key in tables.timelines() if not key.startswith("_")):
+    for key in (key for key in tables.part("defaults") if not key.startswith("_")):
         before: tuple[Any, Any] | None = None
         for day, values in days.items():
             theirs = values.get(key, "gone")

@@ -90,11 +90,9 @@ def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differenc
     if "norms" not in tables.blocks()[maxtext.block]:
         raise ConfigError(f"The weights of decoder_block={maxtext.block} are not supported.", "Start a new run.")
     rules = (
-        Rule("token_embedder.embedding", "embedding.table"),
-        Rule("decoder.position_embedder.embedding", "position.table"),
-        Rule("decoder.logits_dense.kernel", "head.w"),
+        *(Rule(foreign, pax) for foreign, pax in tables.table("arrays")["outside"].items()),
+        *(_rule(foreign, pax) for foreign, pax in tables.table("arrays")["of_layer"].items()),
         Rule("decoder.decoder_norm.scale", "final_norm.scale", shift=differences.final_norm_shift),
-        Rule("decoder.decoder_norm.bias", "final_norm.bias"),
         *_norm_rules(maxtext, differences),
         *_attention_rules(maxtext, params, differences),
         *_feed_forward_rules(maxtext, params),
@@ -148,8 +146,6 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
         problem = f"MaxText's query weights are {1 / scale:g} times pax's, and in one array with keys and values."
         raise ConfigError(problem, f"Set the recipe's `query_scale` to {'null' if maxtext.scales_queries else '1.0'}.")
     rules = [
-        _rule("self_attention.out.kernel", "attention.post"),
-        _rule("self_attention.out.bias", "attention.post_bias"),
         _rule("relative_posemb.rel_embedding", "attention.relative_bias.table", transpose(1, 0)),
         _rule("self_attention.query_norm.scale", "attention.query_norm.scale", *rope, scale=scale, shift=shift),
         _rule("self_attention.key_norm.scale", "attention.key_norm.scale", *rope, shift=shift),
@@ -182,8 +178,7 @@ def _feed_forward_rules(maxtext: MaxTextLayout, params: Collection[str]) -> list
         wide = [_rule("mlp.wi.kernel", "feed_forward.w_in")]
     elif maxtext.fused_mlp:
         wide = [_rule("mlp.wi.kernel", halves, unstack(-2))]
-    biases = [_rule(f"mlp.{name}.bias", f"feed_forward.b_{pax}") for name, pax in (("wo", "out"), ("wi", "in"))]
-    return [_rule("mlp.wo.kernel", "feed_forward.w_out", transpose(1, 0)), *biases, *wide]
+    return [_rule("mlp.wo.kernel", "feed_forward.w_out", transpose(1, 0)), *wide]
 
 
 def _has(params: Collection[str], within: str) -> bool:

@@ -83,7 +83,7 @@ class Conversion:
     def copy(self, at: str, *fields: str) -> None:
         """Sets fields of the object at a path to the values of their keys in `tables.recipe_keys`."""
         for path in (f"{at}.{field}" for field in fields):
-            key, *off = tables.recipe_keys()[re.sub(r"stack\.(turns\.[0-9]+|first)", "stack.block", path)]
+            key, *off = tables.table("recipe_keys")[re.sub(r"stack\.(turns\.[0-9]+|first)", "stack.block", path)]
             value = self.settings[key]
             self.set(path, None if off and value <= type(value)() else value, key)
 

@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Collection
 
 from paxcli.convert.maxtext.launch import Launch
-from paxcli.convert.maxtext.tables import FIRST_DAY, day_of, lives, part, timelines
+from paxcli.convert.maxtext.tables import FIRST_DAY, day_of, lives, part
 
 # The last day that the tables cover.
 LAST_DAY = datetime.date(2026, 8, 22)
@@ -23,23 +23,19 @@ class Era:
     Attributes:
       first: The first.
       last: The last, included, whose defaults apply.
-      reasons: What in the launch determines them.
+      source: How they are known, as the end of a text.
       open_keys: Keys without a value in the launch whose defaults changed between these days.
-      is_given: Whether the user gave the date.
     """
 
     first: datetime.date
     last: datetime.date
-    reasons: tuple[str, ...] = ()
+    source: str
     open_keys: tuple[str, ...] = ()
-    is_given: bool = False
 
     def text(self) -> str:
         """A description for the report."""
-        if self.is_given:
-            return f"{self.last}, as given"
         days = f"{self.first} to {self.last}" if self.first != self.last else str(self.first)
-        return f"{days}, from {', '.join(self.reasons)}" if self.reasons else f"{days}; no key narrows it down"
+        return f"{days}{self.source}"
 
 
 def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = None) -> Era:
@@ -52,7 +48,7 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
     """
     given = {*given, "_position"} if "decoder_block" in given else given
     if date is not None:
-        return Era(date, date, is_given=True)
+        return Era(date, date, ", as given")
     hints = _hints(launch)
     came = [(FIRST_DAY, ""), *((day, name) for name, day, _ in hints if day is not None)]
     went = [(LAST_DAY, ""), *((day - datetime.timedelta(days=1), name) for name, _, day in hints if day is not None)]
@@ -60,10 +56,10 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
     last, last_reason = min(went, key=lambda hint: hint[0])
     first = min(first, last)  # keys of different times, which MaxText would have rejected: the older ones win
     harmless = _HARMLESS if "num_experts" in given else (*_HARMLESS, *_OF_EXPERTS)
-    changes = {key: list(timeline)[1:] for key, timeline in timelines().items() if key not in {*given, *harmless}}
+    changes = {key: list(timeline)[1:] for key, timeline in part("defaults").items() if key not in {*given, *harmless}}
     open_keys = tuple(key for key, days in changes.items() if any(first < day <= last for day in days))
-    reasons = tuple(dict.fromkeys(f"`{name}`" for name in (first_reason, last_reason) if name))
-    return Era(first, last, reasons, open_keys)
+    reasons = dict.fromkeys(f"`{name}`" for name in (first_reason, last_reason) if name)
+    return Era(first, last, f", from {', '.join(reasons)}" if reasons else "; no key narrows it down", open_keys)
 
 
 def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.date | None]]:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.shell_words import Word
 
 
@@ -98,24 +99,13 @@ class LaunchFile:
     others: list[Diagnostic] = dataclasses.field(default_factory=list)
 
 
-# Kind -> what Python runs: a file, or `-m` and a module.
-_KINDS = {
-    "rl": r"(?i)(?=.*maxtext).*\b(train_rl|rl|grpo\w*)\b.*",
-    "post-train": r"(?i)-m maxtext\.(trainers\.post_train\.\w+\.\w+|sft_trainer|sft\.\w+)",
-    "train": r"(?i:-m maxtext(\.trainers\.pre_train)?\.train(_compile)?)|(?!-m )(.*/)?train(_compile)?(\.py)?",
-    "wrapper": r"(?!-m )(.*/)?(multihost_runner|multihost_job|xpk)\.py",
-}
-_LAUNCHERS = (
-    "! nsys nohup time sudo env numactl stdbuf timeout exec srun mpirun ldd command nice taskset uv "
-    "docker podman kubectl"
-).split()
 _PROGRAM = re.compile(r"(.*/)?(python[0-9.]*|bash|sh|xpk|gcloud|[^/]+\.sh)")
 
 
 def program_at(words: Sequence[Word]) -> int:
     """The index of the program that a command runs: behind a launcher such as `srun` or `$CMD`, else the first word."""
     first = next((i for i, word in enumerate(words) if word.text), 0)
-    if words[first].text.rpartition("/")[2] not in _LAUNCHERS and not words[first].missing:
+    if words[first].text.rpartition("/")[2] not in tables.part("launchers") and not words[first].missing:
         return first
     return next((i for i, word in enumerate(words) if _PROGRAM.fullmatch(word.text)), first)
 
@@ -135,7 +125,8 @@ def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
         return None
     name = words[at].text
     program = f"-m {name}" if words[at - 1].text == "-m" else name
-    return next((kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, program)), "other"), name, at + 1
+    kinds = tables.part("programs")
+    return next((kind for kind, pattern in kinds.items() if re.fullmatch(pattern, program)), "other"), name, at + 1
 
 
 def options_of(words: Sequence[Word]) -> dict[str, Word]:

@@ -59,4 +59,4 @@ def _note_differences(draft: Conversion) -> None:
     for key, note in tables.part("approximated").items():
         excepted = any(settings[other] in values for other, values in note.get("unless", {}).items())
         if settings[key] not in note["exact"] and not excepted:
-            draft.approximate(f"{key}={settings[key]}: {note['text']}.")
+            draft.approximate(f"{key}={settings[key]}: {tables.value_on(settings.date, note['text'])}.")

@@ -99,8 +99,8 @@ def _text(value: Any) -> str:
 
 def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     get = values.get
-    table = [(path, *key) for path, key in tables.recipe_keys().items() if path in values]
-    keys = {key: off[0] if off and get(path) is None else get(path) for path, key, *off in table}
+    table = tables.table("recipe_keys").items()
+    keys = {key: _their_value(get(path), *more) for path, (key, *more) in table if path in values}
     keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
     keys["decoder_block"] = _block(values)
     if keys["decoder_block"] == "gemma2":
@@ -112,11 +112,18 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     return keys | _parts(values) | _learning(values) | remat_keys(values) | _mesh(values) | _batch(values, num_devices)
 
 
+def _their_value(value: Any, off: Any = None, kinds: Mapping[str, Any] | None = None) -> Any:
+    """MaxText's value: `off` where the recipe has null, or none of the `kinds`."""
+    if kinds is not None:
+        return kinds.get(value, off)
+    return off if value is None else value
+
+
 def _named_model(keys: Mapping[str, Any]) -> str | None:
     """The MaxText model of these sizes: MaxText supports some blocks only by a model's name."""
     sizes = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "base_num_kv_heads", "head_dim")
     wanted = {key: keys[key] for key in ("decoder_block", *sizes)}
-    return next((name for name, model in tables.models().items() if wanted.items() <= model.items()), None)
+    return next((name for name, model in tables.table("models").items() if wanted.items() <= model.items()), None)
 
 
 def _block(values: Mapping[str, Any]) -> str:
@@ -145,34 +152,25 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
     is_gated = experts or values.get(f"{feed_forward}.gated")
     rows = values.get(f"{position}.num_positions") or values.get(f"{_MODEL}.max_seq_len")
     return {
-        "logits_via_embedding": values.get(f"{_MODEL}.head") is None,
-        "normalize_embedding_logits": bool(values.get(f"{_MODEL}.embedding.scale_logits_sqrt_depth")),
         "trainable_position_size": rows if values.get(position) == "LearnedPositions" else -1,
-        "use_untrainable_positional_embedding": values.get(position) == "SinusoidPositions",
-        "use_qk_norm": values.get(f"{attention}.qk_norm") is not None,
         "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
-        "rope_type": {"Llama31Scaling": "llama3.1", "YarnScaling": "yarn"}.get(str(scaling), "default"),
         "rope_factor": factor if scaling == "YarnScaling" else None,
         "rope_attention_scaling": values.get(f"{attention}.rotary.scaling.attention_factor", 1.0) is None or None,
         "attention_bias": values.get(f"{attention}.use_bias") if values.get(f"{_BLOCK}.norm") != "LayerNorm" else None,
         "rope_linear_scaling_factor": factor if scaling == "LinearScaling" else None,
         "use_post_attn_norm": post_norms is True,
-        "use_post_ffw_norm": bool(post_norms),
         "base_mlp_dim": dims,
         "mlp_activations": [values.get(f"{feed_forward}.activation"), *["linear"] * bool(is_gated)],
         "base_moe_mlp_dim": dims if experts else None,
-        "dataset_type": "tfds" if values.get("train_input") == "C4Input" else "synthetic",
-        "use_dpo": values.get(f"{_MODEL}.dpo") is not None,
     }
 
 
 def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
     schedule, steps = f"{_LEARNER}.schedule", values.get(f"{_TRAIN}.num_train_steps") or 1
     schedule += ".schedules.0" if values.get(schedule) == "PiecewiseSchedule" else ""  # then MaxText's rate is 0
-    optimizer = {"Adam": "adam_pax", "Sgd": "sgd"}.get(values.get(f"{_LEARNER}.optimizer", ""), "adamw")
     aggregator = (values.get(f"task.loss_aggregator.loss_{name}") or [] for name in ("keys", "weights"))
     weights = dict(zip(*aggregator, strict=False))
-    keys: dict[str, Any] = {"opt_type": optimizer, "mtp_loss_scaling_factor": weights.get("mtp_loss")}
+    keys: dict[str, Any] = {"mtp_loss_scaling_factor": weights.get("mtp_loss")}
     keys["load_balance_loss_weight"] = weights.get("load_balance_loss")
     keys["learning_rate_final_fraction"] = values.get(f"{schedule}.min_ratio")
     if values.get(schedule) == "LinearRampupSqrtDecay":

@@ -24,7 +24,7 @@ def set_remat(draft: Conversion) -> None:
       ConfigError: A policy or a memory space that MaxText does not have, or pax does not know.
     """
     settings = draft.settings
-    name, policies = settings["remat_policy"], tables.remat()["policies"]
+    name, policies = settings["remat_policy"], tables.table("remat")["policies"]
     tensors: dict[str, str] = {}
     if name == _CUSTOM:
         tensors = _tensors(settings["fused_qkv"], settings["fused_mlp"] or len(settings["mlp_activations"]) == 1)
@@ -53,8 +53,8 @@ def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
       values: Path -> plain value.
     """
     policy, more = values.get(f"{_STACK}.remat_policy"), [list(values.get(f"{_STACK}.{f}") or ()) for f in _FIELDS]
-    saved = tables.remat()["saved_on_device"]
-    named = next((name for name, ours in tables.remat()["policies"].items() if ours == [policy, *more, ""]), None)
+    policies, saved = (tables.table("remat")[part] for part in ("policies", "saved_on_device"))
+    named = next((name for name, ours in policies.items() if ours == [policy, *more, ""]), None)
     if named or policy not in saved:
         return {"remat_policy": named} if named else {}
     keys = {"remat_policy": _CUSTOM}
@@ -70,7 +70,7 @@ def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
 def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> list[Any]:
     """As in `tables.remat`, for `custom`, which has a memory space for each tensor."""
     offload, device = ([name for name, key in tensors.items() if settings[key] == at] for at in ("offload", "device"))
-    saved = tables.remat()["saved_on_device"]
+    saved = tables.table("remat")["saved_on_device"]
     # Of the policies that save nothing else in device memory, the one that saves most of these.
     fitting = [policy for policy, kept in saved.items() if {*kept} & {*tensors} <= {*device, *offload}]
     best = max(fitting, key=lambda policy: len({*device} & {*saved[policy]}))
@@ -79,7 +79,7 @@ def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> list[Any]:
 
 def _tensors(fused_qkv: bool, single: bool) -> dict[str, str]:
     """Pax's name of each activation of a layer -> MaxText's."""
-    names: dict[str, str] = {**tables.remat()["activations"]}
+    names: dict[str, str] = {**tables.table("remat")["activations"]}
     if fused_qkv:
         names |= dict.fromkeys(_ATTENTION, "qkv_proj")
     if single:

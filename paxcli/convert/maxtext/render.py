@@ -28,7 +28,8 @@ def recipe_python(converted: Conversion) -> str:
     """A Python recipe with the same values."""
     sources = _sources(converted)
     name = re.sub(r"\W+", "_", f"{converted.name.rpartition('.')[0] or converted.name}").strip("_").lower()
-    title, *more = map(_plain, _description(converted))
+    # None of these lines can end the string literal that contains it.
+    title, *more = (x.replace("\\", "/").replace('"""', "'''").replace('"', "'") for x in _description(converted))
     values = [
         f"    {json.dumps(path)}: {value!r},  # {sources.get(path, '')}".rstrip(" #")
         for path, value in converted.values.items()
@@ -99,11 +100,6 @@ def _description(converted: Conversion) -> list[str]:
         *(f"Approximated: {text}" for text in converted.approximated),
     ]
     return [printable(line) for line in lines]
-
-
-def _plain(text: str) -> str:
-    """A text that cannot end the string literal that contains it."""
-    return text.replace("\\", "/").replace('"""', "'''").replace('"', "'")
 
 
 def _sources(converted: Conversion) -> dict[str, str]:

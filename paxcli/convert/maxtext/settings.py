@@ -96,7 +96,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     model = {key: value for key, value in model.items() if value is not None}
     reasons = {key: reason for key in model if (reason := tables.drop_reason(key))}
     settings.dropped += [Dropped(key, str(model.pop(key)), 0, reason) for key, reason in reasons.items()]
-    settings.values |= {key: Setting(tables.default(key, settings.date)) for key in tables.timelines()}
+    settings.values |= {key: Setting(tables.default(key, settings.date)) for key in tables.part("defaults")}
     settings.values |= {key: Setting(value, "model") for key, value in model.items()}
     _put(pairs, "script", settings, model)
     _put_overrides(launch, settings, model)
@@ -104,7 +104,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
 
 
 def _model(name: str, warnings: Sequence[str]) -> Mapping[str, Any]:
-    models = tables.models()
+    models = tables.table("models")
     if name not in ("default", *models):
         hint = did_you_mean(name, models) or "Give the keys of its .yml instead."
         raise ConfigError(" ".join([f"Pax's tables have no model `{name}` of MaxText.", *warnings]), hint)
@@ -189,7 +189,7 @@ def _needs(pair: Pair, otherwise: str) -> str:
 
 def _like(key: str) -> Any:
     """A value of a key's type: its newest default, or a text if it has none."""
-    return [*tables.timelines().get(key, {tables.FIRST_DAY: ""}).values()][-1]
+    return [*tables.part("defaults").get(key, {tables.FIRST_DAY: ""}).values()][-1]
 
 
 def parse_value(pair: Pair) -> Any:

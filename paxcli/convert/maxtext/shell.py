@@ -17,7 +17,7 @@ import tree_sitter
 import tree_sitter_bash
 from tree_sitter import Node
 
-from paxcli.convert.maxtext import shell_words
+from paxcli.convert.maxtext import shell_words, tables
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, options_of, program_at, python_program
 from paxcli.convert.maxtext.shell_words import SHIFTED, Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError, names_hint
@@ -28,10 +28,6 @@ OpenScript = Callable[[str], str | None]
 _QUIET = ("echo", "printf", ":", "true", "sleep", "date", "cd", "popd", "pushd")
 _RUNS_SCRIPT = ("bash", "sh")
 NO_TRAINING = "not a training command"
-_POST_TRAINING = {
-    "rl": "reinforcement learning, which pax does not do",
-    "post-train": "post-training, for which pax has the overlays `sft`, `lora` and `dpo`; convert it with `--model`",
-}
 # `KEY=VALUE` of each argument, or `export "$@"`.
 _TAKES_ARGUMENTS = re.compile(r"""\$\{?KEY\}?["']?=["']?\$\{?VALUE|(export|declare|local)\s+["']?\$[@{\w]""")
 _QUOTED_NAME = re.compile(r"""\b((?:export|declare|local|readonly)\s+)(["'])([A-Za-z_]\w*=)""")
@@ -418,7 +414,9 @@ class _Evaluator:
         if kind == "wrapper":
             return self._wrapper(node, words[used:])
         if kind != "train":
-            return self.found.others.append(Diagnostic(line, name, _POST_TRAINING.get(kind, NO_TRAINING)))
+            return self.found.others.append(
+                Diagnostic(line, name, tables.part("other_training").get(kind, NO_TRAINING))
+            )
         if error := _syntax_error(node):
             hint = "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`."
             raise ConfigError(f"Line {self._line(error)}: the training command is not valid shell syntax.", hint)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.benchmark_file import read_benchmarks
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
-from paxcli.convert.maxtext.manifest import commands_in_manifest
 from paxcli.convert.maxtext.shell import NO_TRAINING, read_script
 from paxcli.convert.maxtext.shell_words import Word
-from paxcli.convert.maxtext.yml import BASE, find_beside, read_text, read_yml
+from paxcli.convert.maxtext.yml import BASE, commands_in_manifest, find_beside, read_text, read_yml
 from paxcli.errors import ConfigError
 
 
@@ -77,7 +78,8 @@ def _bare_pairs(text: str) -> Launch | None:
 
 def _read_config(launch: Launch, path: Path) -> None:
     """Adds the keys of the config that a command names; its own keys override them."""
-    named = launch.config or BASE
+    implied = tables.part("implied_configs")
+    named = launch.config or implied.get(re.split("[./]", launch.entry.removesuffix(".py"))[-1], BASE)
     inherited = [pair.value for pair in launch.pairs if pair.key == "base_config"]
     launch.pairs = [pair for pair in launch.pairs if pair.key != "base_config"]
     if named.rpartition("/")[2] == BASE and inherited:
@@ -85,15 +87,18 @@ def _read_config(launch: Launch, path: Path) -> None:
     name = named.rpartition("/")[2]
     if name == BASE:
         return
-    if (beside := find_beside(path, named)) is not None:
+    own = tables.DATA / name
+    beside = find_beside(path, named) or (own if name in implied.values() else None)
+    if beside == own and launch.config:
+        reason = "this config was not found, and MaxText's of August 2026 is read"
+        launch.diagnostics.append(Diagnostic(launch.line, name, reason))
+    if beside is not None:
         config = read_yml(read_text(beside), beside)
         below = [dataclasses.replace(pair, line=launch.line) for pair in config.pairs]
         given = {pair.key for pair in (*launch.pairs, *launch.overrides)}  # those of `M_…` are in upper case
         launch.pairs = [pair for pair in below if not {pair.key, pair.key.upper()} & given] + launch.pairs
         launch.diagnostics += config.diagnostics
         return
-    if name == "dpo.yml":
-        launch.pairs.insert(0, Pair("use_dpo", "true", launch.line))
     instead = ", and its keys are not read"
     if all(pair.key != "model_name" for pair in launch.pairs):
         model = name.rpartition(".")[0].replace("_", "-")

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import datetime
 import functools
-import importlib.resources
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+DATA = Path(__file__).parent / "data"
 FIRST_DAY = datetime.date(2023, 1, 12)
 
 
 @functools.cache
-def _read(name: str) -> dict[Any, Any]:
-    return yaml.safe_load(read_text(name))
+def table(name: str) -> dict[Any, Any]:
+    """A table: `keys`, `models`, `blocks`, `remat`, `recipe_keys` or `arrays`; its file describes it."""
+    return yaml.safe_load(read_text(f"{name}.yaml"))
 
 
 def read_text(name: str) -> str:
     """The text of a file in `data/`."""
-    return (importlib.resources.files("paxcli.convert.maxtext") / "data" / name).read_text("utf-8")
-
-
-def timelines() -> dict[str, dict[datetime.date, Any]]:
-    """Key -> first day -> default value from that day on."""
-    return _read("keys.yaml")["defaults"]
+    return (DATA / name).read_text("utf-8")
 
 
 def part(name: str) -> Any:
     """A part of `keys.yaml`, which describes it, such as `aliases`, `approximated`, `entries` and `silent`."""
-    return _read("keys.yaml")[name]
+    return table("keys")[name]
 
 
 def default(key: str, date: datetime.date) -> Any:
     """The default of a key on a day; before the key's first day, the default of that day."""
-    return value_on(date, timelines()[key])
+    return value_on(date, part("defaults")[key])
 
 
 def value_on(date: datetime.date, value: Any) -> Any:
@@ -46,12 +43,12 @@ def value_on(date: datetime.date, value: Any) -> Any:
 
 def blocks() -> dict[str, dict[str, Any]]:
     """`decoder_block` that pax has -> facts; see the file."""
-    return _read("blocks.yaml")["blocks"]
+    return table("blocks")["blocks"]
 
 
 def lacks(key: str, value: Any) -> str | None:
     """The part that pax lacks of models with a value of a key."""
-    found = _read("blocks.yaml")["lacks"].get(key)
+    found = table("blocks")["lacks"].get(key)
     return found.get(value) if isinstance(found, dict) else found
 
 
@@ -66,45 +63,27 @@ def turns(block: str) -> list[list[str]] | None:
     return blocks().get(block, {}).get("turns")
 
 
-def recipe_keys() -> dict[str, list[Any]]:
-    """Path of a recipe -> the key with the same value, and the key's value where the recipe has null."""
-    return _read("recipe_keys.yaml")
-
-
 def choices(block: str) -> dict[str, list[Any]]:
     """Key -> the values that pax has, of keys with other values in MaxText."""
-    every = {key: values for keys, values in _read("keys.yaml")["choices"] for key in keys}
+    every = {key: values for keys, values in part("choices") for key in keys}
     return {"decoder_block": list(blocks()), **every, **blocks().get(block, {}).get("choices", {})}
-
-
-def remat() -> dict[str, dict[str, Any]]:
-    """`policies` of MaxText -> pax's policy, offloaded activations, difference; and what policies save on device.
-
-    `activations`: pax's name of each -> MaxText's.
-    """
-    return _read("remat.yaml")
-
-
-def models() -> dict[str, dict[str, Any]]:
-    """Name of a model -> the keys that its config sets: a value, or first day -> value."""
-    return _read("models.yaml")
 
 
 def lives() -> dict[str, dict[str, datetime.date]]:
     """Key, or `key=value` -> `first` day that had it, and `last`, the first day that no longer did."""
     former = {key: alias for key, alias in part("aliases").items() if {"first", "last"} & alias.keys()}
-    return {**former, **_read("keys.yaml")["lives"]}
+    return {**former, **part("lives")}
 
 
 def day_of(change: str) -> datetime.date:
     """The first day of a change to MaxText's code that no key shows."""
-    return _read("keys.yaml")["changes"][change]
+    return part("changes")[change]
 
 
 def drop_reason(key: str) -> str | None:
     """Why a key has no equivalent in a recipe; None if it has one, or the key is unknown."""
-    dropped = _read("keys.yaml")["dropped"]
-    if key in timelines() or key in _read("keys.yaml")["known"]:
+    dropped = part("dropped")
+    if key in part("defaults") or key in part("known"):
         return None
     matching = (why for name, why in dropped.items() if name.endswith("*") and key.startswith(name[:-1]))
     return dropped.get(key) or next(matching, None)
@@ -113,7 +92,7 @@ def drop_reason(key: str) -> str | None:
 @functools.cache
 def known_keys() -> set[str]:
     """Every key in the tables."""
-    names = _read("keys.yaml")
+    names = table("keys")
     exact = {name for name in names["dropped"] if not name.endswith("*")}
-    every = {*timelines(), *names["aliases"], *names["known"], *exact, *names["lives"]}
+    every = {*part("defaults"), *names["aliases"], *names["known"], *exact, *names["lives"]}
     return {key for key in every if key[0] != "_" and "=" not in key}

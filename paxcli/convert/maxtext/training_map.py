@@ -22,6 +22,8 @@ _FORMAT_KEYS = {"hf": "hf_path", "grain": "grain_file_type"}
 _MIXTURE = "grain_train_mixture_config_path"
 _FORMATS = {"json": "jsonl", "parquet": "parquet", "arrayrecord": "arrayrecord"}
 _TOKENIZERS = {"sentencepiece": "SentencePiece", "tiktoken": "Tiktoken", "huggingface": "HuggingFace"}
+_INPUTS = {"use_sft": "ChatInput", "use_dpo": "PreferenceInput"}
+_PAIR = ("prompt", "chosen", "rejected")
 
 
 def set_training(draft: Conversion) -> None:
@@ -32,7 +34,11 @@ def set_training(draft: Conversion) -> None:
     """
     set_remat(draft)
     _set_batch(draft)
-    steps = _set_steps(draft)
+    settings, steps = draft.settings, draft.settings["steps"]
+    steps = steps if steps > 0 else settings["learning_rate_schedule_steps"]
+    if steps < 1:
+        raise ConfigError(f"steps={settings['steps']} is not a number of steps.", "Give `steps`.")
+    draft.set(f"{_TRAIN}.num_train_steps", steps, "steps")
     _set_schedule(draft, steps)
     _set_optimizer(draft)
     _set_data(draft)
@@ -58,15 +64,6 @@ def _set_batch(draft: Conversion) -> None:
     if (tiles := settings["num_vocab_tiling"]) > 1:
         tokens = int(rows * settings["max_target_length"] / tiles)
         draft.set("task.model.loss_chunk", max(tokens, 1), "num_vocab_tiling")
-
-
-def _set_steps(draft: Conversion) -> int:
-    settings = draft.settings
-    steps = settings["steps"] if settings["steps"] > 0 else settings["learning_rate_schedule_steps"]
-    if steps < 1:
-        raise ConfigError(f"steps={settings['steps']} is not a number of steps.", "Give `steps`.")
-    draft.set(f"{_TRAIN}.num_train_steps", steps, "steps")
-    return steps
 
 
 def _set_schedule(draft: Conversion, steps: int) -> None:
@@ -126,71 +123,124 @@ def _set_gpt3_schedule(draft: Conversion, batch: int, steps: int) -> None:
 
 
 def _set_optimizer(draft: Conversion) -> None:
-    settings, kind = draft.settings, draft.settings["opt_type"]
-    name, fields = tables.part("optimizers")[kind]
+    settings = draft.settings
+    name, fields, fixed = tables.part("optimizers")[settings["opt_type"]]
     draft.set(_OPTIMIZER, name, "opt_type")
     draft.copy(_LEARNER, "clip_gradient_norm_to_value")
     for field, key in fields.items():
         draft.set(f"{_OPTIMIZER}.{field}", settings[key], key)
-    if kind == "adam_pax":
-        draft.set(f"{_OPTIMIZER}.clip_threshold", None, "opt_type")
+    for field, value in fixed.items():
+        draft.set(f"{_OPTIMIZER}.{field}", value, "opt_type")
     if name == "AdamW" and settings["mu_dtype"] == "bfloat16":
         draft.copy(_OPTIMIZER, "mu_dtype")
     elif name != "Sgd" and settings["mu_dtype"] not in ("", "float32"):
         draft.approximate(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
-    if name.startswith("Adam"):
-        draft.set(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
 
 
 def _set_data(draft: Conversion) -> None:
-    settings, kind = draft.settings, draft.settings["dataset_type"]
+    settings = draft.settings
     if settings["use_dpo"]:
-        _set_preferences(draft)
-    elif kind in ("c4", "tfds") and not settings["reuse_example_batch"]:
-        draft.set("train_input", "C4Input", "dataset_type")
-        draft.copy("train_input", "c4.tfds_name", "c4.path", "c4.tokenizer_path")
-        if lacks := [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]:
-            draft.ask(f"The data: set {' and '.join(lacks)}, or train with `--overlay synthetic-data`.")
-    elif kind in _FORMAT_KEYS and not settings["reuse_example_batch"]:
-        _set_text(draft, "train_input", "train")
-    else:
-        draft.set("train_input", "SyntheticInput", "dataset_type")
-        if kind != "synthetic" and not settings["reuse_example_batch"]:
-            draft.ask(f"The data: dataset_type={kind} is not supported: rows are synthetic. Set `train_input`.")
+        _set_dpo(draft)
+    _set_input(draft, "train_input", "train")
     draft.copy(_TRAIN, "random_seed")
     draft.copy("train_input", "input_random_seed")
-    if settings.date < tables.day_of("packed_rows") and kind != "synthetic":
+    if settings.date < tables.day_of("packed_rows") and settings["dataset_type"] != "synthetic":
         draft.approximate("The loss: MaxText of early 2023 counted padding as tokens; pax divides by real tokens.")
 
 
-def _set_text(draft: Conversion, at: str, part: str) -> None:
-    """Documents in files, of several patterns as a mixture. For a dataset on the Hub, the keys give no file names."""
+def _set_evaluation(draft: Conversion) -> None:
+    if draft.values["train_input"] in ("C4Input", "SyntheticInput"):
+        return draft.ask("The evaluation: its data is not converted; set `eval_inputs`.")
+    draft.set("eval_inputs", ["TextInput"], "eval_interval")
+    _set_input(draft, "eval_inputs.0", "eval")
+    draft.set("eval_inputs.0.reset_for_eval", draft.settings["eval_steps"] <= 0, "eval_steps")
+    return draft.copy("eval_inputs.0", "eval_loop_num_batches")
+
+
+def _set_dpo(draft: Conversion) -> None:
+    settings, beta = draft.settings, draft.settings["dpo_beta"]
+    beta = beta**2 if settings.date < tables.day_of("plain_dpo_beta") else beta
+    draft.set("task.model.dpo", "Dpo", "use_dpo")
+    draft.set("task.model.dpo.beta", beta, "dpo_beta")
+    draft.copy("task.model.dpo", "label_smoothing")
+    draft.set("task.model.loss_chunk", None, "use_dpo")
+    if beta != settings["dpo_beta"]:
+        draft.approximate(f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`.")
+
+
+def _set_input(draft: Conversion, at: str, part: str) -> None:
+    settings, kind = draft.settings, draft.settings["dataset_type"]
+    if settings["use_dpo"] or (kind in _FORMAT_KEYS and not settings["reuse_example_batch"]):
+        _set_records(draft, at, part)
+    elif kind in ("c4", "tfds") and not settings["reuse_example_batch"]:
+        draft.set(at, "C4Input", "dataset_type")
+        draft.copy(at, "c4.tfds_name", "c4.path", "c4.tokenizer_path")
+        if lacks := [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]:
+            draft.ask(f"The data: set {' and '.join(lacks)}, or train with `--overlay synthetic-data`.")
+    else:
+        draft.set(at, "SyntheticInput", "dataset_type")
+        if kind != "synthetic" and not settings["reuse_example_batch"]:
+            draft.ask(f"The data: dataset_type={kind} is not supported: rows are synthetic. Set `{at}`.")
+
+
+def _set_records(draft: Conversion, at: str, part: str) -> None:
+    """Documents, conversations or pairs in files, of several patterns as a mixture."""
     settings, loader = draft.settings, draft.settings["dataset_type"]
-    files_key = _MIXTURE if part == "train" and loader == "grain" and settings[_MIXTURE] else f"{loader}_{part}_files"
+    uses = [key for key in _INPUTS if settings[key]]
+    name = _INPUTS[uses[0]] if uses else "TextInput"
+    files_key = f"{loader}_{part}_files" if loader in _FORMAT_KEYS else "dataset_path"
+    files_key = _MIXTURE if files_key == "grain_train_files" and settings[_MIXTURE] else files_key
     keys = [files_key, *(["hf_eval_split"] if part == "eval" and settings["hf_eval_split"] else [])]
-    kind, columns = _FORMATS.get(settings[_FORMAT_KEYS[loader]]), f"{part}_data_columns"
+    format_key = _FORMAT_KEYS.get(loader, "dataset_type")
+    kind = _FORMATS.get(settings[format_key])
     sources = _weighted_files(files_key, settings[files_key]) if kind else []
-    tokenizer = "HuggingFace" if loader == "hf" else _TOKENIZERS[settings["tokenizer_type"]]
-    draft.set(at, "MixtureInput" if len(sources) > 1 else "TextInput", "dataset_type")
+    draft.set(at, "MixtureInput" if len(sources) > 1 else name, "dataset_type", *uses)
     paths = [f"{at}.inputs.{number}" for number in range(len(sources))] if len(sources) > 1 else [at]
     if len(sources) > 1:
-        draft.set(f"{at}.inputs", ["TextInput"] * len(sources), files_key)
+        draft.set(f"{at}.inputs", [name] * len(sources), files_key)
         draft.set(f"{at}.weights", [weight for _, weight in sources], files_key)
         draft.approximate(f"{files_key}: MaxText's weights are shares of the documents, and pax's of the rows.")
     for path, (pattern, _) in zip(paths, sources or [(None, 0)], strict=True):
         draft.set(f"{path}.files", [pattern] if pattern else None, *keys)
-        draft.set(f"{path}.format", kind, _FORMAT_KEYS[loader])
-        draft.set(f"{path}.text_field", settings[columns][0], columns)
-        draft.set(f"{path}.packing", "first_fit" if settings["packing"] else "one_per_row", "packing")
-        draft.set(f"{path}.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
-        if tokenizer != "HuggingFace":
-            draft.set(f"{path}.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
+        draft.set(f"{path}.format", kind, format_key)
+        _set_texts(draft, path, f"{part}_data_columns")
     if not sources:
         named = ", ".join(f"{key}={settings[key]}" for key in keys if settings[key])
         instead = f" in place of {named}, which pax cannot read" if named else ""
-        draft.ask(f"The data: set `{at}.files`{instead}, or train with `--overlay synthetic-data`.")
-    if tokenizer == "HuggingFace" and part == "train":
+        if loader == "hf" and "/" in settings["hf_path"]:
+            split = settings["train_split" if part == "train" else "hf_eval_split"]
+            instead = f", such as `--set {at}.files='[hf://datasets/{settings['hf_path']}/**/*{split}*]'`"
+        synthetic = "" if settings["use_dpo"] else ", or train with `--overlay synthetic-data`"
+        draft.ask(f"The data: set `{at}.files`{instead}{synthetic}.")
+    if part == "train" and draft.values[f"{paths[0]}.tokenizer"] == "HuggingFaceTokenizer":
         draft.ask(f"The tokenizer: `--set tokenizer=hf:{settings['tokenizer_path'] or 'DIR'}`.")
+    if part == "train" and uses:
+        draft.ask("The start: give the trained model, with `pax train --from`.")
+
+
+def _set_texts(draft: Conversion, path: str, key: str) -> None:
+    """The columns of a text, a conversation, or a prompt and its answers; chat template, packing and tokenizer."""
+    settings, columns = draft.settings, draft.settings[key]
+    if settings["use_dpo"]:
+        draft.set(f"{path}.column_map", dict(zip(_PAIR[-len(columns) :], columns, strict=False)), key)
+        if len(columns) == 2 and path.startswith("train_input"):
+            draft.ask("The prompt: MaxText takes what both texts of a pair begin with; pax reads a column `prompt`.")
+        begin, end = "{{ bos_token }}" * settings["add_bos"], "{{ eos_token }}" * settings["add_eos"]
+        template = tables.part("pair_template").replace("BEGIN", begin).replace("END", end)
+        draft.set(f"{path}.chat_template", template, "add_bos", "add_eos")
+    elif settings["use_sft"] and len(columns) == 2:
+        ordered = sorted(columns, key=("completion", "answer").__contains__)
+        draft.set(f"{path}.column_map", dict(zip(("prompt", "completion"), ordered, strict=True)), key)
+    else:
+        draft.set(f"{path}.text_field", columns[0], key)
+    if settings["use_sft"] and settings["chat_template"]:
+        draft.set(f"{path}.chat_template", settings["chat_template"], "chat_template")
+    packs = settings["packing"] and not settings["use_dpo"]
+    draft.set(f"{path}.packing", "first_fit" if packs else "one_per_row", "packing")
+    tokenizer = "HuggingFace" if settings["dataset_type"] == "hf" else _TOKENIZERS[settings["tokenizer_type"]]
+    draft.set(f"{path}.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
+    if tokenizer != "HuggingFace":
+        draft.set(f"{path}.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
 
 
 def _weighted_files(key: str, value: str) -> list[tuple[str, float]]:
@@ -206,29 +256,6 @@ def _weighted_files(key: str, value: str) -> list[tuple[str, float]]:
         return [(str(pattern), float(weight)) for pattern, weight in found if float(weight) > 0]
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError):
         return []
-
-
-def _set_evaluation(draft: Conversion) -> None:
-    if draft.values["train_input"] not in ("TextInput", "MixtureInput"):
-        return draft.ask("The evaluation: its data is not converted; set `eval_inputs`.")
-    draft.set("eval_inputs", ["TextInput"], "eval_interval")
-    _set_text(draft, "eval_inputs.0", "eval")
-    draft.set("eval_inputs.0.reset_for_eval", draft.settings["eval_steps"] <= 0, "eval_steps")
-    return draft.copy("eval_inputs.0", "eval_loop_num_batches")
-
-
-def _set_preferences(draft: Conversion) -> None:
-    settings, beta = draft.settings, draft.settings["dpo_beta"]
-    beta = beta**2 if settings.date < tables.day_of("plain_dpo_beta") else beta
-    draft.set("train_input", "PreferenceInput", "use_dpo")
-    draft.set("task.model.dpo", "Dpo", "use_dpo")
-    draft.set("task.model.dpo.beta", beta, "dpo_beta")
-    draft.copy("task.model.dpo", "label_smoothing")
-    draft.set("task.model.loss_chunk", None, "use_dpo")
-    if beta != settings["dpo_beta"]:
-        draft.approximate(f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`.")
-    draft.ask("The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer.")
-    draft.ask("The start: give the trained model, with `pax train --from`.")
 
 
 def _set_run(draft: Conversion, steps: int) -> None:
@@ -249,7 +276,7 @@ def _set_run(draft: Conversion, steps: int) -> None:
             draft.drop(key, why)
     reported = known | {*tables.part("silent")} | {dropped.key for dropped in settings.dropped}
     for key, setting in list(settings.values.items()):
-        usual = [tables.default(key, settings.date)] if key in tables.timelines() else ("", [], False, -1, 1, 0)
+        usual = [tables.default(key, settings.date)] if key in tables.part("defaults") else ("", [], False, -1, 1, 0)
         exact = tables.part("approximated").get(key, {}).get("exact", ())
         is_given = setting.origin in ("script", "environment")
         if is_given and key not in reported and setting.value not in (*usual, *exact):

@@ -1,8 +1,11 @@
-"""Reads MaxText's `.yml` files, with the keys that they inherit from `base_config`."""
+"""Reads MaxText's `.yml` files, with the keys that they inherit from `base_config`, and Kubernetes manifests."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -11,7 +14,7 @@ from paxcli.convert.maxtext.launch import Diagnostic, Launch, Pair
 from paxcli.errors import ConfigError
 
 BASE = "base.yml"
-_DEEPEST = 8
+_DEEPEST = 40
 _LARGEST = 1 << 19
 
 
@@ -28,7 +31,7 @@ def read_yml(text: str, path: Path) -> Launch:
     if not launch.pairs:
         raise ConfigError(f"{path} sets no key.", "A MaxText config has lines such as `steps: 10`.")
     # The file of a model, whose name decides about parts of it that have no key.
-    if path.stem in tables.models() and all(pair.key != "model_name" for pair in launch.pairs):
+    if path.stem in tables.table("models") and all(pair.key != "model_name" for pair in launch.pairs):
         launch.pairs.insert(0, Pair("model_name", path.stem, 1))
     return launch
 
@@ -80,7 +83,8 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
         given = {pair.key for pair in rest}
         below = _read_with_base(read_text(beside), beside, (*inside, path.resolve()), reports)
         if beside.name == BASE:  # has every key, most of which a recipe does not depend on
-            below = [pair for pair in below if pair.key in tables.timelines() or pair.key in tables.part("aliases")]
+            used = {*tables.part("defaults"), *tables.part("aliases")}
+            below = [pair for pair in below if pair.key in used]
         return [pair for pair in below if pair.key not in given] + rest
     if base.value.rpartition("/")[2] != BASE:
         reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))
@@ -90,13 +94,20 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
 def _pairs(text: str, path: Path) -> list[Pair]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        named = [*_items(root)] if isinstance(root, yaml.MappingNode) else None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}.", "Fix its syntax.") from None
-    if not isinstance(root, yaml.MappingNode):
+    if named is None:
         raise ConfigError(f"{path} is not a mapping of keys to values.", "Write one `key: value` on each line.")
-    named = [(key, value) for key, value in root.value if isinstance(key, yaml.ScalarNode)]
-    own = path.stem in tables.models()  # the keys of a model override those of other configs
-    return [Pair(str(key.value), _value(value), key.start_mark.line + 1, in_config=not own) for key, value in named]
+    own = path.stem in tables.table("models")  # the keys of a model override those of other configs
+    return [Pair(key, _value(value), value.start_mark.line + 1, in_config=not own) for key, value in named]
+
+
+def _items(node: yaml.MappingNode, group: str = "") -> Iterator[tuple[str, yaml.Node]]:
+    """Keys and values; those of a mapping in it as `group.key`, as on a command line."""
+    named = [(f"{group}{key.value}", value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+    for key, value in named:
+        yield from _items(value, f"{key}.") if isinstance(value, yaml.MappingNode) else [(key, value)]
 
 
 def _value(node: yaml.Node) -> str:
@@ -104,3 +115,24 @@ def _value(node: yaml.Node) -> str:
     if isinstance(node, yaml.ScalarNode):
         return "null" if node.tag.endswith(":null") else node.value
     return f"[{','.join(map(_value, node.value if isinstance(node, yaml.SequenceNode) else []))}]"
+
+
+def commands_in_manifest(text: str) -> list[str] | None:
+    """The commands as shell scripts; None if the text is not a Kubernetes manifest."""
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    if not any({"apiVersion", "kind"} <= document.keys() for document in documents):
+        return None
+    return [command for document in documents for command in _commands(document, 0)]
+
+
+def _commands(node: Any, depth: int) -> list[str]:
+    if depth > _DEEPEST or not isinstance(node, dict | list):
+        return []
+    if isinstance(node, list):
+        return [command for item in node for command in _commands(item, depth + 1)]
+    words = [str(word) for key in ("command", "args") if isinstance(node.get(key), list) for word in node[key]]
+    own = [shlex.join(words)] if words else []
+    return own + [command for value in node.values() for command in _commands(value, depth + 1)]

@@ -49,7 +49,11 @@ _TO_SET = "The tokenizer: `--set tokenizer=hf:org/model`."
         (
             dict(dataset_type="hf", hf_path="allenai/c4"),
             dict(files=None, format=None, packing="first_fit"),
-            ["The data: set `train_input.files`, or train with `--overlay synthetic-data`.", _TO_SET],
+            [
+                "The data: set `train_input.files`, such as `--set train_input.files='[hf://datasets/allenai/c4/**/"
+                "*train*]'`, or train with `--overlay synthetic-data`.",
+                _TO_SET,
+            ],
         ),
         (
             dict(dataset_type="grain", grain_train_files="a*", tokenizer_type="tiktoken"),
@@ -143,8 +147,8 @@ def test_evaluation_on_a_dataset_of_the_hub_is_for_the_user_to_decide() -> None:
     converted = of_keys(**keys, hf_eval_split="validation", ici_fsdp_parallelism=4)
     assert converted.values["eval_inputs.0.files"] is None
     assert converted.settings.undecided[-1] == (
-        "The data: set `eval_inputs.0.files` in place of hf_eval_split=validation, which pax cannot read, or train "
-        "with `--overlay synthetic-data`."
+        "The data: set `eval_inputs.0.files`, such as `--set eval_inputs.0.files='[hf://datasets/allenai/c4/**/"
+        "*validation*]'`, or train with `--overlay synthetic-data`."
     )
     assert of_keys(eval_interval=10, dataset_type="synthetic").settings.undecided[-1].startswith("The evaluation: ")
 

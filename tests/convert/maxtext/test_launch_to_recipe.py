@@ -131,7 +131,7 @@ def test_the_first_script_value_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in OF_EACH_FAMILY else pytest.param(n, marks=pytest.mark.slow) for n in tables.models()]
+    "name", [n if n in OF_EACH_FAMILY else pytest.param(n, marks=pytest.mark.slow) for n in tables.table("models")]
 )
 def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
     try:

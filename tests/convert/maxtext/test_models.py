@@ -91,7 +91,7 @@ def count(file: dict) -> int:
 
 
 def test_every_model_of_maxtext_is_known() -> None:
-    assert len(FILES) == 78 and set(tables.models()) == set(FILES)
+    assert len(FILES) == 78 and set(tables.table("models")) == set(FILES)
 
 
 @pytest.mark.parametrize("name", CONVERTED)
@@ -99,7 +99,7 @@ def test_the_keys_of_a_model_are_those_of_its_file(name: str) -> None:
     """Keys that the file does not set are compared with MaxText's defaults; those without a field are reported."""
     settings = of_model(name).settings
     day = datetime.date(2026, 8, 22)
-    named = {key for key in {*FILES[name], *tables.models()[name]} - {"published"} if key[0] != "_"}
+    named = {key for key in {*FILES[name], *tables.table("models")[name]} - {"published"} if key[0] != "_"}
     dropped = {key: FILES[name][key] for key in FILES[name] if tables.drop_reason(key)}
     reported = {dropped.key: dropped.value for dropped in settings.dropped}
     assert {key: reported[key] for key in dropped} == {key: str(value) for key, value in dropped.items()}
@@ -109,7 +109,7 @@ def test_the_keys_of_a_model_are_those_of_its_file(name: str) -> None:
 
 
 def default_of(key: str, day: datetime.date) -> object:
-    return tables.default(key, day) if key in tables.timelines() else None
+    return tables.default(key, day) if key in tables.part("defaults") else None
 
 
 @pytest.mark.parametrize("name", CONVERTED)

@@ -10,7 +10,7 @@ import pytest
 from paxcli.convert.maxtext import tables
 from paxcli.layers.remat import Activation, save_as, saveable
 
-SAVED_ON_DEVICE = tables.remat()["saved_on_device"]
+SAVED_ON_DEVICE = tables.table("remat")["saved_on_device"]
 
 
 @pytest.mark.parametrize("policy", SAVED_ON_DEVICE)

@@ -88,7 +88,7 @@ def test_a_date_is_inferred_from_the_keys() -> None:
     assert "--date" in asked and "_position" in asked
 
 
-MODELS = {name: model["published"] for name, model in tables.models().items() if model.get("published")}
+MODELS = {name: model["published"] for name, model in tables.table("models").items() if model.get("published")}
 
 
 @pytest.mark.parametrize("name", MODELS)

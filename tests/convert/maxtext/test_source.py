@@ -127,14 +127,10 @@ def test_a_model_overrides_a_config_but_not_the_command_line(tmp_path: pathlib.P
     [
         ("python3 -m maxtext.trainers.post_train.rl.train_rl rl.yml model_name=llama2-7b", "reinforcement learning"),
         (
-            "python3 -m pip install -e .\npython3 -m maxtext.trainers.post_train.sft.train_sft model_name=llama2-7b",
-            "Line 2 runs maxtext.trainers.post_train.sft.train_sft: post-training, for which pax has the overlays",
+            "pip install -e .\npython3 -m maxtext.trainers.post_train.distillation.train_distill model_name=llama2-7b",
+            "Line 2 runs maxtext.trainers.post_train.distillation.train_distill: post-training that pax does not do",
         ),
         ("python3 src/MaxText/rl/train_rl.py rl.yml model_name=llama2-7b", "reinforcement learning"),
-        (
-            "python3 -m MaxText.train base.yml model_name=llama2-7b use_sft=true",
-            "use_sft=True of model llama2-7b: pax lacks supervised",
-        ),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b use_dpo=true dpo.algo=orpo", "dpo_algo=orpo"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=0.5", "--topology"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_fsdp_parallelism=-1", "--slices"),
