@@ -91,7 +91,7 @@ def _parse_argument(text: str) -> tuple[str, str]:
 
 
 def _parse_date(text: str | None) -> datetime.date | None:
-    from paxcli.convert.maxtext.dates import LAST_DAY
+    from paxcli.convert.maxtext.settings import LAST_DAY
     from paxcli.convert.maxtext.tables import FIRST_DAY
 
     try:

@@ -51,11 +51,6 @@ class MaxTextLayout:
     fused_heads: tuple[int, int, int] | None = None
     fused_mlp: bool = False
 
-    @property
-    def scales_queries(self) -> bool:
-        """Whether MaxText multiplies queries by 1 / sqrt(H), rather than initializing their weights smaller."""
-        return tables.blocks()[self.block].get("scales_queries", False)
-
 
 @dataclasses.dataclass(frozen=True)
 class Differences:
@@ -144,7 +139,8 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
     scale, shift = differences.query_scale, differences.qk_norm_shift
     if maxtext.fused_qkv and scale != 1:
         problem = f"MaxText's query weights are {1 / scale:g} times pax's, and in one array with keys and values."
-        raise ConfigError(problem, f"Set the recipe's `query_scale` to {'null' if maxtext.scales_queries else '1.0'}.")
+        needed = "null" if tables.blocks()[maxtext.block].get("scales_queries") else "1.0"
+        raise ConfigError(problem, f"Set the recipe's `query_scale` to {needed}.")
     rules = [
         _rule("relative_posemb.rel_embedding", "attention.relative_bias.table", transpose(1, 0)),
         _rule("self_attention.query_norm.scale", "attention.query_norm.scale", *rope, scale=scale, shift=shift),

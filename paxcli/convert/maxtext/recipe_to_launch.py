@@ -12,10 +12,10 @@ import fiddle as fdl
 
 from paxcli.config.values import plain_values
 from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.dates import LAST_DAY
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.remat_map import remat_keys
+from paxcli.convert.maxtext.settings import LAST_DAY
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes

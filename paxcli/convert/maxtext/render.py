@@ -11,6 +11,7 @@ from typing import Any
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion, Row
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
+from paxcli.convert.maxtext.settings import Dropped
 from paxcli.convert.maxtext.sizes import flops, num_parameters
 
 
@@ -63,7 +64,7 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
         ("Warnings:", settings.warnings),
         ("For you to decide:", settings.undecided),
         ("Approximated:", converted.approximated),
-        ("Dropped:", [f"{f'line {x.line}: ' * (x.line > 0)}{x.key}={x.value}: {x.why}" for x in settings.dropped]),
+        ("Dropped:", [_dropped_key(dropped) for dropped in settings.dropped]),
         ("Environment variables to set:", [f"{name}={value}" for name, value in flags.items()]),
         ("Values:", [f"{row.pax} = {_cell(row.pax_value)}".ljust(48) + f"  {_from(row)}" for row in shown]),
         (f"And {hidden} values of MaxText's models and defaults: `--verbose` shows them.", [""] if hidden else []),
@@ -100,6 +101,11 @@ def _description(converted: Conversion) -> list[str]:
         *(f"Approximated: {text}" for text in converted.approximated),
     ]
     return [printable(line) for line in lines]
+
+
+def _dropped_key(dropped: Dropped) -> str:
+    where = f"line {dropped.line}: " if dropped.line else ""  # 0 for a key of a model
+    return f"{where}{dropped.key}={dropped.value}: {dropped.why}"
 
 
 def _sources(converted: Conversion) -> dict[str, str]:

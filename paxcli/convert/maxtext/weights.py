@@ -153,7 +153,7 @@ def _differences(config: ExperimentConfig, layout: MaxTextLayout) -> Differences
     ours = attention.query_scale if attention.query_scale is not None else root
     scaling = attention.rotary.scaling if attention.rotary is not None else None
     return Differences(
-        query_scale=(root if layout.scales_queries else 1.0) / ours,
+        query_scale=(root if tables.blocks()[layout.block].get("scales_queries") else 1.0) / ours,
         norm_shift=_shift(norm),
         qk_norm_shift=_shift(attention.qk_norm),
         final_norm_shift=_shift(model.final_norm),
