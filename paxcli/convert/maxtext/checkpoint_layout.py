@@ -30,7 +30,7 @@ _PAX_NORMS = ("attention_norm", "feed_forward_norm", "attention_post_norm", "fee
 
 @dataclasses.dataclass(frozen=True)
 class MaxTextLayout:
-    """How a MaxText checkpoint holds a model.
+    """How a MaxText checkpoint holds a model; its numbers differ by pax = MaxText * scale + shift.
 
     Attributes:
       block: MaxText's `decoder_block`.
@@ -41,6 +41,11 @@ class MaxTextLayout:
       fused_heads: Heads of query, key and value, if that array has them in one dimension, as in most blocks since July
         2026; None = it has a dimension of 3, [E, 3, N, H].
       fused_mlp: Whether both halves of a gated feed-forward are.
+      query_scale: Of query weights, or of the norm after them if there is one.
+      norm_shift: Of the scales of norms in layers.
+      qk_norm_shift: Of the scales of query and key norms.
+      final_norm_shift: Of the scale of the last norm.
+      adjacent_pairs: Whether MaxText's RoPE rotates adjacent features.
     """
 
     block: str
@@ -50,20 +55,6 @@ class MaxTextLayout:
     fused_qkv: bool = False
     fused_heads: tuple[int, int, int] | None = None
     fused_mlp: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Differences:
-    """How the numbers differ: pax = MaxText * scale + shift.
-
-    Attributes:
-      query_scale: Of query weights, or of the norm after them if there is one.
-      norm_shift: Of the scales of norms in layers.
-      qk_norm_shift: Of the scales of query and key norms.
-      final_norm_shift: Of the scale of the last norm.
-      adjacent_pairs: Whether MaxText's RoPE rotates adjacent features.
-    """
-
     query_scale: float = 1.0
     norm_shift: float = 0.0
     qk_norm_shift: float = 0.0
@@ -71,13 +62,12 @@ class Differences:
     adjacent_pairs: bool = False
 
 
-def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differences: Differences) -> Layout:
+def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType]) -> Layout:
     """The rules for a model.
 
     Args:
       maxtext: How MaxText holds it.
       params: Shapes of pax's parameters.
-      differences: In the numbers.
 
     Raises:
       ConfigError: MaxText has no array for a parameter.
@@ -87,9 +77,9 @@ def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differenc
     rules = (
         *(Rule(foreign, pax) for foreign, pax in tables.table("arrays")["outside"].items()),
         *(_rule(foreign, pax) for foreign, pax in tables.table("arrays")["of_layer"].items()),
-        Rule("decoder.decoder_norm.scale", "final_norm.scale", shift=differences.final_norm_shift),
-        *_norm_rules(maxtext, differences),
-        *_attention_rules(maxtext, params, differences),
+        Rule("decoder.decoder_norm.scale", "final_norm.scale", shift=maxtext.final_norm_shift),
+        *_norm_rules(maxtext),
+        *_attention_rules(maxtext, params),
         *_feed_forward_rules(maxtext, params),
     )
     layout = Layout(rules, _maxtext_layers(maxtext), pax_layers(params, maxtext.num_layers)).only(params)
@@ -126,17 +116,17 @@ def _rule(foreign: str, pax: str | tuple[str, ...], *steps: Step, scale: float =
     return layer_rule("decoder", f"{first}{{kind}}{dot}{rest}", pax, *steps, scale=scale, shift=shift)
 
 
-def _norm_rules(maxtext: MaxTextLayout, differences: Differences) -> list[Rule]:
+def _norm_rules(maxtext: MaxTextLayout) -> list[Rule]:
     return [
-        _rule(f"{foreign}.{part}", f"{pax}.{part}", shift=differences.norm_shift if part == "scale" else 0.0)
+        _rule(f"{foreign}.{part}", f"{pax}.{part}", shift=maxtext.norm_shift if part == "scale" else 0.0)
         for pax, foreign in zip(_PAX_NORMS, tables.blocks()[maxtext.block]["norms"], strict=False)
         for part in ("scale", "bias")
     ]
 
 
-def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], differences: Differences) -> list[Rule]:
-    rope = (deinterleave(),) if differences.adjacent_pairs else ()
-    scale, shift = differences.query_scale, differences.qk_norm_shift
+def _attention_rules(maxtext: MaxTextLayout, params: Collection[str]) -> list[Rule]:
+    rope = (deinterleave(),) if maxtext.adjacent_pairs else ()
+    scale, shift = maxtext.query_scale, maxtext.qk_norm_shift
     if maxtext.fused_qkv and scale != 1:
         problem = f"MaxText's query weights are {1 / scale:g} times pax's, and in one array with keys and values."
         needed = "null" if tables.blocks()[maxtext.block].get("scales_queries") else "1.0"

@@ -103,8 +103,8 @@ class Conversion:
         self.rows.append(Row(names, shown, shown if scaled is None else scaled, path, value, line, origin))
 
     def ask(self, text: str) -> None:
-        """Reports what the user has to decide."""
-        self.settings.undecided.append(text)
+        """Reports what the user has to decide, once."""
+        self.settings.undecided += [text] * (text not in self.settings.undecided)
 
     def approximate(self, text: str) -> None:
         """Reports what the recipe computes approximately as the launch does."""

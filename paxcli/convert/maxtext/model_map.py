@@ -81,9 +81,7 @@ def _set_sizes(draft: Conversion) -> None:
     kv_heads = s.kv_heads if s.kv_heads != s.heads else None
     draft.set(f"{_MODEL}.num_kv_heads", kv_heads, "base_num_kv_heads", scaled=s.kv_heads)
     draft.set(f"{_MODEL}.dims_per_head", s.head_dim, *head_keys(settings))
-    draft.copy(_MODEL, "vocab_size", "max_seq_len", "fprop_dtype")
-    if settings["z_loss_multiplier"]:
-        draft.copy(_MODEL, "z_loss_weight")
+    draft.copy(_MODEL, "vocab_size", "max_seq_len", "fprop_dtype", "z_loss_weight")
 
 
 def _set_losses(draft: Conversion) -> None:
@@ -202,8 +200,7 @@ def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
     is_local = settings["decoder_block"] == "gemma3" and has_window and settings["local_rope_max_timescale"] > 0
     theta = "local_rope_max_timescale" if is_local else "rope_max_timescale"
     draft.set(f"{path}.max_timescale", float(settings[theta]), theta)
-    if settings["rope_min_timescale"] != 1:
-        draft.set(f"{path}.min_timescale", float(settings["rope_min_timescale"]), "rope_min_timescale")
+    draft.set(f"{path}.min_timescale", float(settings["rope_min_timescale"]), "rope_min_timescale")
     factor = settings["rope_linear_scaling_factor"]
     if settings["rope_type"] == "llama3.1":
         if settings["rope_use_scale"]:

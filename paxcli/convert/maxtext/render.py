@@ -20,14 +20,14 @@ def recipe_yaml(converted: Conversion) -> str:
     head = [f"# {line}".rstrip() for line in _description(converted)]
     lines = {path: f"  {path}: {json.dumps(value)}" for path, value in converted.values.items()}
     width = max(len(line) for line in lines.values() if len(line) <= 80)
-    sources = _sources(converted)
+    sources = {row.pax: _from(row) for row in converted.rows}
     body = [f"{line:<{width}}  # {sources[p]}" if sources.get(p) else line for p, line in lines.items()]
     return "\n".join([*head, f"recipe: {BASE_RECIPE}", "set:", *body, ""])
 
 
 def recipe_python(converted: Conversion) -> str:
     """A Python recipe with the same values."""
-    sources = _sources(converted)
+    sources = {row.pax: _from(row) for row in converted.rows}
     name = re.sub(r"\W+", "_", f"{converted.name.rpartition('.')[0] or converted.name}").strip("_").lower()
     # None of these lines can end the string literal that contains it.
     title, *more = (x.replace("\\", "/").replace('"""', "'''").replace('"', "'") for x in _description(converted))
@@ -60,7 +60,7 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
     hidden = len(converted.rows) - len(shown)
     lines: list[str] = []
     for title, found in (
-        (f"{converted.name}: MaxText of {settings.era.text()}", sizes),
+        (f"{converted.name}: MaxText of {settings.era.text}", sizes),
         ("Warnings:", settings.warnings),
         ("For you to decide:", settings.undecided),
         ("Approximated:", converted.approximated),
@@ -106,10 +106,6 @@ def _description(converted: Conversion) -> list[str]:
 def _dropped_key(dropped: Dropped) -> str:
     where = f"line {dropped.line}: " if dropped.line else ""  # 0 for a key of a model
     return f"{where}{dropped.key}={dropped.value}: {dropped.why}"
-
-
-def _sources(converted: Conversion) -> dict[str, str]:
-    return {row.pax: _from(row) for row in converted.rows}
 
 
 def _from(row: Row) -> str:

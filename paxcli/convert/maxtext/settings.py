@@ -21,7 +21,8 @@ _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "o
 _LARGEST = 10**12
 _MOST_HINTS = 50  # nearest names are slow to find
 LAST_DAY = datetime.date(2026, 8, 22)  # that the tables cover
-_HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balance_loss_weight", "log_period", "_flops")
+_HARMLESS = ("attention", "dataset_type", "dataset_name", "eval_dataset_name", "add_bos", "load_balance_loss_weight")
+_HARMLESS += ("eval_split", "log_period", "_flops")
 _OF_EXPERTS = ("base_moe_mlp_dim", "shared_experts")
 
 
@@ -32,19 +33,14 @@ class Era:
     Attributes:
       first: The first.
       last: The last, included, whose defaults apply.
-      source: How they are known, as the end of a text.
+      text: A description for the report.
       open_keys: Keys without a value in the launch whose defaults changed between these days.
     """
 
     first: datetime.date
     last: datetime.date
-    source: str
+    text: str
     open_keys: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """A description for the report."""
-        days = f"{self.first} to {self.last}" if self.first != self.last else str(self.first)
-        return f"{days}{self.source}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +112,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     settings = Settings({}, era_of(launch, {*model, *(pair.key for pair in pairs)}, date), name, dropped, warnings)
     if settings.era.open_keys:
         settings.undecided.append(
-            f"The date: the script is of {settings.era.text()}, and on these days the defaults of "
+            f"The date: the script is of {settings.era.text}, and on these days the defaults of "
             f"{', '.join(settings.era.open_keys)} changed. Those of {settings.date} are used; give `--date`."
         )
     model = {key: tables.value_on(settings.date, value) for key, value in model.items() if key != "published"}
@@ -258,7 +254,7 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
     """
     given = {*given, "_position"} if "decoder_block" in given else given
     if date is not None:
-        return Era(date, date, ", as given")
+        return Era(date, date, f"{date}, as given")
     hints = _hints(launch)
     came = [(tables.FIRST_DAY, ""), *((day, name) for name, day, _ in hints if day is not None)]
     went = [(LAST_DAY, ""), *((day - datetime.timedelta(days=1), name) for name, _, day in hints if day is not None)]
@@ -270,7 +266,9 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
     changes = {key: list(timeline)[1:] for key, timeline in usual if key not in {*given, *harmless}}
     open_keys = tuple(key for key, days in changes.items() if any(first < day <= last for day in days))
     reasons = dict.fromkeys(f"`{name}`" for name in (first_reason, last_reason) if name)
-    return Era(first, last, f", from {', '.join(reasons)}" if reasons else "; no key narrows it down", open_keys)
+    days = f"{first} to {last}" if first != last else str(first)
+    reason = f", from {', '.join(reasons)}" if reasons else "; no key narrows it down"
+    return Era(first, last, f"{days}{reason}", open_keys)
 
 
 def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.date | None]]:

@@ -212,8 +212,17 @@ class _Evaluator:
                 self._declare(node)
             case "command":
                 self._command(node)
+            case "function_definition":
+                self.functions[source(node.named_children[0])] = node
+                self._skip(node, "a function")
+            case "ERROR":
+                if source(node).strip("\\ \n"):  # a backslash at the end of a script is harmless
+                    self._skip(node, _INVALID)
+            case kind if kind.endswith("_statement"):
+                if self._runs(node):
+                    self._skip(node, f"a `{source(node.children[0])}` statement")
             case _:
-                self._skip_unsupported(node)
+                self._skip(node, "not a command that pax knows")
         return True
 
     def _list(self, node: Node, nesting: int) -> bool | None:
@@ -284,19 +293,6 @@ class _Evaluator:
         """Makes the variables unknown that a statement may set."""
         for name in shell_words.variables_set_by(node) - self.pinned.keys():
             self.variables[name] = [Word.unknown(f"${{{name}}}", [f"${{{name}}}"])]
-
-    def _skip_unsupported(self, node: Node) -> None:
-        if node.is_error:
-            if source(node).strip("\\ \n"):  # a backslash at the end of a script is harmless
-                self._skip(node, _INVALID)
-        elif node.type == "function_definition":
-            self.functions[source(node.named_children[0])] = node
-            self._skip(node, "a function")
-        elif node.type.endswith("_statement"):
-            if self._runs(node):
-                self._skip(node, f"a `{source(node.children[0])}` statement")
-        else:
-            self._skip(node, "not a command that pax knows")
 
     def _runs(self, loop: Node) -> bool:
         """Whether a loop may run at least once: for example over arguments, if there are some."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.remat_map import set_remat
+from paxcli.convert.maxtext.settings import Settings
 from paxcli.convert.maxtext.yml import read_text
 from paxcli.errors import ConfigError
 
@@ -149,37 +150,39 @@ def _set_data(draft: Conversion) -> None:
 
 
 def _set_evaluation(draft: Conversion) -> None:
-    if draft.values["train_input"] in ("C4Input", "SyntheticInput"):
-        return draft.ask("The evaluation: its data is not converted; set `eval_inputs`.")
     draft.set("eval_inputs", ["TextInput"], "eval_interval")
     _set_input(draft, "eval_inputs.0", "eval")
+    if draft.settings["eval_steps"] <= 0 and draft.values["eval_inputs.0"] == "SyntheticInput":
+        return draft.ask(
+            "The evaluation: set eval_steps. Synthetic data has no end; pax evaluates one batch each time."
+        )
     draft.set("eval_inputs.0.reset_for_eval", draft.settings["eval_steps"] <= 0, "eval_steps")
     return draft.copy("eval_inputs.0", "eval_loop_num_batches")
 
 
 def _set_dpo(draft: Conversion) -> None:
-    settings, beta = draft.settings, draft.settings["dpo_beta"]
-    beta = beta**2 if settings.date < tables.day_of("plain_dpo_beta") else beta
     draft.set("task.model.dpo", "Dpo", "use_dpo")
-    draft.set("task.model.dpo.beta", beta, "dpo_beta")
-    draft.copy("task.model.dpo", "label_smoothing")
+    draft.copy("task.model.dpo", "beta", "label_smoothing")
     draft.set("task.model.loss_chunk", None, "use_dpo")
-    if beta != settings["dpo_beta"]:
-        draft.approximate(f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`.")
+    if draft.settings.date < tables.day_of("plain_dpo_beta"):
+        beta = draft.settings["dpo_beta"]
+        draft.set("task.model.dpo.beta", beta**2, "dpo_beta")
+        draft.approximate(f"dpo_beta={beta}: MaxText of that date uses its square, as does `beta`.")
 
 
 def _set_input(draft: Conversion, at: str, part: str) -> None:
-    settings, kind = draft.settings, draft.settings["dataset_type"]
-    if settings["use_dpo"] or (kind in _FORMAT_KEYS and not settings["reuse_example_batch"]):
+    settings = draft.settings
+    kind = "synthetic" if settings["reuse_example_batch"] and part == "train" else settings["dataset_type"]
+    if settings["use_dpo"] or kind in _FORMAT_KEYS:
         _set_records(draft, at, part)
-    elif kind in ("c4", "tfds") and not settings["reuse_example_batch"]:
+    elif kind in ("c4", "tfds"):
         draft.set(at, "C4Input", "dataset_type")
-        draft.copy(at, "c4.tfds_name", "c4.path", "c4.tokenizer_path")
+        draft.copy(at, "c4.tfds_name", "c4.path", "c4.tokenizer_path", *["split_name"] * (part == "eval"))
         if lacks := [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]:
             draft.ask(f"The data: set {' and '.join(lacks)}, or train with `--overlay synthetic-data`.")
     else:
         draft.set(at, "SyntheticInput", "dataset_type")
-        if kind != "synthetic" and not settings["reuse_example_batch"]:
+        if kind != "synthetic":
             draft.ask(f"The data: dataset_type={kind} is not supported: rows are synthetic. Set `{at}`.")
 
 
@@ -193,7 +196,11 @@ def _set_records(draft: Conversion, at: str, part: str) -> None:
     keys = [files_key, *(["hf_eval_split"] if part == "eval" and settings["hf_eval_split"] else [])]
     format_key = _FORMAT_KEYS.get(loader, "dataset_type")
     kind = _FORMATS.get(settings[format_key])
-    sources = _weighted_files(files_key, settings[files_key]) if kind else []
+    files, is_dataset = settings[files_key], "/" in settings["hf_path"]
+    if is_dataset and (loader == "hf") == bool(files):  # with `grain`, all files of the split
+        files, keys = _files_in_dataset(settings, part, files), ["hf_path", *keys]
+    sources = _weighted_files(files_key, files) if kind or "hf_path" in keys else []
+    sources = [(f"{x.rstrip('/')}/*" if x.endswith("/") or Path(x).is_dir() else x, weight) for x, weight in sources]
     draft.set(at, "MixtureInput" if len(sources) > 1 else name, "dataset_type", *uses)
     paths = [f"{at}.inputs.{number}" for number in range(len(sources))] if len(sources) > 1 else [at]
     if len(sources) > 1:
@@ -207,15 +214,22 @@ def _set_records(draft: Conversion, at: str, part: str) -> None:
     if not sources:
         named = ", ".join(f"{key}={settings[key]}" for key in keys if settings[key])
         instead = f" in place of {named}, which pax cannot read" if named else ""
-        if loader == "hf" and "/" in settings["hf_path"]:
-            split = settings["train_split" if part == "train" else "hf_eval_split"]
-            instead = f", such as `--set {at}.files='[hf://datasets/{settings['hf_path']}/**/*{split}*]'`"
+        if is_dataset and loader == "hf":
+            instead = f", such as `--set {at}.files='[{_files_in_dataset(settings, part)}]'`"
         synthetic = "" if settings["use_dpo"] else ", or train with `--overlay synthetic-data`"
         draft.ask(f"The data: set `{at}.files`{instead}{synthetic}.")
-    if part == "train" and draft.values[f"{paths[0]}.tokenizer"] == "HuggingFaceTokenizer":
+    if draft.values[f"{paths[0]}.tokenizer"] == "HuggingFaceTokenizer":
         draft.ask(f"The tokenizer: `--set tokenizer=hf:{settings['tokenizer_path'] or 'DIR'}`.")
-    if part == "train" and uses:
+    if uses:
         draft.ask("The start: give the trained model, with `pax train --from`.")
+
+
+def _files_in_dataset(settings: Settings, part: str, files: str = "") -> str:
+    """A pattern of files, or that of a split, in the dataset `hf_path`: of the Hub, or a local directory."""
+    split = settings["train_split" if part == "train" else "hf_eval_split"] or "validation"
+    split = files or f"**/*{split}*{'.parquet' * (settings['dataset_type'] == 'grain')}"
+    root = "" if re.match(r"[./~]|\w+://", settings["hf_path"]) else "hf://datasets/"
+    return files if re.match(r"/|\w+://", files) else f"{root}{settings['hf_path'].rstrip('/')}/{split}"
 
 
 def _set_texts(draft: Conversion, path: str, key: str) -> None:
@@ -223,7 +237,7 @@ def _set_texts(draft: Conversion, path: str, key: str) -> None:
     settings, columns = draft.settings, draft.settings[key]
     if settings["use_dpo"]:
         draft.set(f"{path}.column_map", dict(zip(_PAIR[-len(columns) :], columns, strict=False)), key)
-        if len(columns) == 2 and path.startswith("train_input"):
+        if len(columns) == 2:
             draft.ask("The prompt: MaxText takes what both texts of a pair begin with; pax reads a column `prompt`.")
         begin, end = "{{ bos_token }}" * settings["add_bos"], "{{ eos_token }}" * settings["add_eos"]
         template = tables.part("pair_template").replace("BEGIN", begin).replace("END", end)

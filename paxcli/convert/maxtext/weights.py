@@ -18,7 +18,7 @@ from paxcli.convert import runs
 from paxcli.convert.layout import Kind, Layout, compare_to_model, from_pax
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
-from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of
+from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout, layout_of
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike
 from paxcli.errors import ConfigError, DataError
@@ -72,11 +72,11 @@ def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapp
     if fused is not None and len(fused.shape) == 3 + layout.scanned:  # heads of all three in one dimension
         heads, kv_heads = config.task.model.num_heads, config.task.model.num_kv_heads or config.task.model.num_heads
         layout = dataclasses.replace(layout, fused_heads=(heads, kv_heads, kv_heads))
-    differences = _differences(config, layout)
+    layout = _with_differences(config, layout)
     names = (block, *tables.with_other_norm_names(block))  # a recipe does not tell these apart
     axes = (1, 0) if layout.scanned else (1,)
     layouts = [dataclasses.replace(layout, block=name, scan_axis=axis) for name in names for axis in axes]
-    every = [layout_of(one, params, differences) for one in layouts]
+    every = [layout_of(one, params) for one in layouts]
     return next((rules for rules in every if not compare_to_model(rules, params, found)), every[0])
 
 
@@ -111,7 +111,7 @@ def export_maxtext(
         raise ConfigError(problem, "Train it without its pipeline before: `pax train RECIPE --from RUN_DIR`.")
     model = config.task.model
     layout = MaxTextLayout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
-    rules = layout_of(layout, params, _differences(config, layout))
+    rules = layout_of(_with_differences(config, layout), params)
     kept = runs.arrays_per_parameter(state) if step else {}
     counts = [name for name in state if name.endswith(".count")] if step else []
     wanted: dict[str, tuple[Kind, str]] = {f"params.{name}": ("params", name) for name in params}
@@ -144,15 +144,16 @@ def _their_optimizer(optimizer: str, trees: Mapping[Kind, Any], count: np.int32)
     return (optax.ScaleByAdamState(count, trees["mu"], trees["nu"]), optax.EmptyState(), scheduled)
 
 
-def _differences(config: ExperimentConfig, layout: MaxTextLayout) -> Differences:
-    """How the numbers of this recipe's parameters differ from MaxText's."""
+def _with_differences(config: ExperimentConfig, layout: MaxTextLayout) -> MaxTextLayout:
+    """A layout with the differences between the numbers of this recipe's parameters and MaxText's."""
     model = config.task.model
     block = runs.layer_kinds(model)[0][0]
     attention, norm = block.attention, block.norm
     root = fdl.build(model).head_dims ** -0.5
     ours = attention.query_scale if attention.query_scale is not None else root
     scaling = attention.rotary.scaling if attention.rotary is not None else None
-    return Differences(
+    return dataclasses.replace(
+        layout,
         query_scale=(root if tables.blocks()[layout.block].get("scales_queries") else 1.0) / ours,
         norm_shift=_shift(norm),
         qk_norm_shift=_shift(attention.qk_norm),

@@ -13,10 +13,12 @@ import pytest
 from paxcli.config.assign import assign
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
+from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
 from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.training.validate import validate
 from tests.convert.maxtext.test_launch_to_recipe import of_keys
 
 
@@ -151,6 +153,81 @@ def test_evaluation_on_a_dataset_of_the_hub_is_for_the_user_to_decide() -> None:
         "*validation*]'`, or train with `--overlay synthetic-data`."
     )
     assert of_keys(eval_interval=10, dataset_type="synthetic").settings.undecided[-1].startswith("The evaluation: ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "train", "held"),
+    [
+        (dict(hf_path="org/name", hf_train_files="en/t*.jsonl"), "hf://datasets/org/name/en/t*.jsonl", None),
+        (dict(hf_path="org/name", hf_train_files="gs://b/t*", hf_eval_files="/e*"), "gs://b/t*", "/e*"),
+        (dict(hf_path="./mine/", hf_train_files="t*", hf_eval_files="e*"), "./mine/t*", "./mine/e*"),
+        # As in MaxText's `construct_hf_dataset_path`.
+        (
+            dict(dataset_type="grain", grain_file_type="parquet", hf_path="org/name"),
+            "hf://datasets/org/name/**/*train*.parquet",
+            "hf://datasets/org/name/**/*validation*.parquet",
+        ),
+        (
+            dict(dataset_type="grain", grain_file_type="parquet", hf_path="org/name", hf_eval_split="test"),
+            "hf://datasets/org/name/**/*train*.parquet",
+            "hf://datasets/org/name/**/*test*.parquet",
+        ),
+    ],
+    ids=str,
+)
+def test_files_of_a_dataset_are_found_in_it(keys: dict, train: str, held: str | None) -> None:
+    values = of_keys(**{"dataset_type": "hf", **keys}, eval_interval=5).values
+    assert values["train_input.files"] == [train]
+    assert values["eval_inputs.0.files"] == (held and [held])
+
+
+def test_a_directory_means_its_files(tmp_path: pathlib.Path) -> None:
+    of = {"grain_eval_files": tmp_path, "eval_interval": 5}
+    values = of_grain(grain_train_files=f"{tmp_path},0.3;gs://b/x/,0.7", **of).values
+    assert [values[f"train_input.inputs.{i}.files"] for i in (0, 1)] == [[f"{tmp_path}/*"], ["gs://b/x/*"]]
+    assert values["eval_inputs.0.files"] == [f"{tmp_path}/*"]
+
+
+@pytest.mark.parametrize(
+    ("date", "keys", "expected"),
+    [
+        ("2026-08-22", {"eval_steps": 4}, ("c4/en:3.1.0", "validation", False, 4)),
+        ("2023-01-12", {}, ("lm1b", "test", True, None)),
+        ("2025-01-01", {"eval_dataset_name": "c4/de:1", "eval_split": "t"}, ("c4/de:1", "t", True, None)),
+    ],
+)
+def test_datasets_of_tfds_are_evaluated(date: str, keys: dict, expected: tuple) -> None:
+    keys = {"model_name": "gpt3-52k", "dataset_type": "tfds", "dataset_path": "gs://b", "eval_interval": 5, **keys}
+    converted = of_keys(date, **keys, tokenizer_path="t.model")
+    config = recipe_with(BASE_RECIPE, converted.values)
+    validate(config)
+    (source,) = config.eval_inputs
+    found = (source.c4.tfds_name, source.split_name, source.reset_for_eval, source.eval_loop_num_batches)
+    assert found == expected
+    assert (source.c4.path, source.c4.tokenizer_path) == ("gs://b", "t.model")
+    assert not [text for text in converted.settings.undecided if "evaluation" in text]
+    assert not [dropped for dropped in converted.settings.dropped if dropped.key.startswith("eval")]
+    back, _ = to_maxtext(config, 1)
+    assert [back[key] for key in ("eval_dataset_name", "eval_split", "dataset_path")] == [*expected[:2], "gs://b"]
+
+
+def test_synthetic_data_is_evaluated(pax, tmp_path: pathlib.Path) -> None:
+    keys = ["model_name=gpt3-52k", "steps=2", "per_device_batch_size=2", "max_target_length=32", "eval_interval=1"]
+    keys += ["dataset_type=synthetic", "--date", "2026-08-22", "--out"]
+    done = pax("maxtext-convert", *keys, "endless.yaml")
+    assert done.returncode == 0 and "Synthetic data has no end" in done.stderr, done.stderr
+    assert pax("maxtext-convert", "eval_steps=3", *keys, "recipe.yaml").returncode == 0
+    assert pax("train", "endless.yaml", "--run-dir", "endless", "--dry-run").returncode == 0
+    done = pax("train", "recipe.yaml", "--run-dir", "run")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["split"] == "eval/input"] == [1, 2]
+
+
+def test_data_that_training_repeats_is_evaluated_once() -> None:
+    keys = {"dataset_type": "hf", "hf_path": "json", "hf_train_files": "a.jsonl", "hf_eval_files": "b.jsonl"}
+    values = of_keys(**keys, reuse_example_batch=1, eval_interval=5).values
+    assert values["train_input"] == "SyntheticInput" and values["eval_inputs.0.files"] == ["b.jsonl"]
 
 
 def test_a_converted_launch_evaluates(pax, tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.convert.layout import from_pax
-from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of
+from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout, layout_of
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
 from paxcli.convert.runs import recipe_with
 from paxcli.training.session import state_shapes
@@ -45,7 +45,7 @@ def test_updates_are_those_of_maxtext(keys: dict[str, float]) -> None:
     converted = of_keys(**TINY, **keys)
     config = recipe_with(BASE_RECIPE, converted.values)
     shapes = state_shapes(config)
-    rules = layout_of(MaxTextLayout("llama2", 3), named_leaves(shapes.params), Differences())
+    rules = layout_of(MaxTextLayout("llama2", 3), named_leaves(shapes.params))
     leaves, structure = jax.tree.flatten(shapes.params)
     seeds = jax.random.split(jax.random.key(0), len(leaves))
     params = structure.unflatten([jax.random.normal(key, x.shape) for key, x in zip(seeds, leaves, strict=True)])

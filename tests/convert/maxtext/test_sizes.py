@@ -81,7 +81,7 @@ def test_22b_since_2024_is_another_model_of_the_same_keys() -> None:
 
 def test_a_date_is_inferred_from_the_keys() -> None:
     era = of_script("2xv4-128.scale.sh").era
-    assert era.last == datetime.date(2023, 7, 20) and "`scale`" in era.text() and "adam_b2" in era.open_keys
+    assert era.last == datetime.date(2023, 7, 20) and "`scale`" in era.text and "adam_b2" in era.open_keys
     assert of_script("22b.sh").era.first == datetime.date(2024, 5, 29)
     assert of_script("22b.sh").undecided == []
     (asked,) = of_script("2xv4-128.base.sh").undecided

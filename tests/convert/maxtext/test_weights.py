@@ -22,7 +22,7 @@ from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block, to_maxtext
-from paxcli.convert.maxtext.weights import _differences, export_maxtext, import_maxtext
+from paxcli.convert.maxtext.weights import _with_differences, export_maxtext, import_maxtext
 from paxcli.convert.runs import ImportedWeights, recipe_with
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
@@ -141,7 +141,7 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
             block.attention.query_scale = 0.5
         layout = MaxTextLayout(keys["decoder_block"], 8)
         params = named_leaves(state_shapes(config).params)
-        rules = checkpoint_layout.layout_of(layout, params, _differences(config, layout))
+        rules = checkpoint_layout.layout_of(_with_differences(config, layout), params)
         random = np.random.RandomState(0)
         ours = {name: random.randn(*leaf.shape).astype(np.float32) for name, leaf in params.items()}
         for kind in ("params", "mu", "nu"):
