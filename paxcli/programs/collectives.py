@@ -104,10 +104,8 @@ def find_collective(program: Program, instruction: Instruction) -> Collective | 
     kind = opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
-    group, name = instruction.replica_group, instruction.name
-    if kind != opcode:  # the result of a start includes its operand
-        return Collective(kind, max(instruction.array_bytes, default=0), group, False, name, "start")
-    return Collective(kind, _full_bytes(instruction), group, False, name, "sync")
+    part = "sync" if kind == opcode else "start"
+    return Collective(kind, _full_bytes(instruction), instruction.replica_group, False, instruction.name, part)
 
 
 def _between_slices(instruction: Instruction) -> Collective:
@@ -132,8 +130,13 @@ def _in_call(call: Instruction, inside: Instruction) -> Collective:
 
 
 def _full_bytes(instruction: Instruction) -> int:
-    num_members = len(instruction.replica_group or [0]) if instruction.opcode == "reduce-scatter" else 1
-    return sum(instruction.array_bytes) * num_members
+    """Bytes of the full arrays. XLA combines collectives into one of several arrays.
+
+    The result of a start lists its operands before its results, except that of an all-reduce.
+    """
+    number, sizes = len(instruction.operands), instruction.array_bytes
+    num_members = len(instruction.replica_group or [0]) if instruction.opcode.startswith("reduce-scatter") else 1
+    return (sum(sizes[number : 2 * number]) or sum(sizes)) * num_members
 
 
 def count_collectives(program: Program, interconnect: Interconnect | None) -> list[dict[str, Any]]:

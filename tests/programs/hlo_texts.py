@@ -49,6 +49,25 @@ ENTRY %main (p: bf16[256,1024]) -> bf16[256,1024] {
 V4 = Interconnect("v4", [(0, x, y, 0) for y in range(2) for x in range(4)], (4, 2, 1), (False,) * 3)
 MIB = 1 << 20
 
+# As XLA:GPU combines the weights of a layer, and their gradients.
+COMBINED = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (p: bf16[128,4096], q: bf16[128,1024]) -> bf16[128,4096] {
+  %p = bf16[128,4096]{1,0} parameter(0)
+  %q = bf16[128,1024]{1,0} parameter(1)
+  %gather = ((bf16[128,4096]{1,0}, bf16[128,1024]{1,0}), (bf16[1024,4096]{1,0}, bf16[1024,1024]{1,0})) all-gather-start(%p, %q), channel_id=1, replica_groups=mesh['x'=8] {'x'}, dimensions={0}
+  %gathered = (bf16[1024,4096]{1,0}, bf16[1024,1024]{1,0}) all-gather-done(%gather)
+  %a = bf16[1024,4096]{1,0} get-tuple-element(%gathered), index=0
+  %b = bf16[1024,1024]{1,0} get-tuple-element(%gathered), index=1
+  %scatter = ((bf16[1024,4096]{1,0}, bf16[1024,1024]{1,0}), (bf16[128,4096]{1,0}, bf16[128,1024]{1,0})) reduce-scatter-start(%a, %b), channel_id=2, replica_groups=mesh['x'=8] {'x'}, dimensions={0}, to_apply=%add
+  %scattered = (bf16[128,4096]{1,0}, bf16[128,1024]{1,0}) reduce-scatter-done(%scatter)
+  %reduce = (bf16[1024,4096]{1,0}, bf16[1024,1024]{1,0}) all-reduce-start(%a, %b), channel_id=3, replica_groups=mesh['x'=8] {'x'}, to_apply=%add
+  %reduced = (bf16[1024,4096]{1,0}, bf16[1024,1024]{1,0}) all-reduce-done(%reduce)
+  ROOT %out = bf16[128,4096]{1,0} get-tuple-element(%scattered), index=0
+}
+"""  # noqa: E501
+
 # As XLA:TPU writes a windowed einsum: an unsigned counter, two windows an iteration.
 WINDOWED = """\
 HloModule jit_step, is_scheduled=true

@@ -15,7 +15,7 @@ from paxcli.programs.collectives import (
     find_collective,
 )
 from paxcli.programs.hlo import read_program
-from tests.programs.hlo_texts import COLLECTIVES, MIB, ON_HOST, SPARSE_CORE, TPU7X, V4
+from tests.programs.hlo_texts import COLLECTIVES, COMBINED, MIB, ON_HOST, SPARSE_CORE, TPU7X, V4
 
 
 def test_collectives_are_counted_with_their_loops() -> None:
@@ -25,6 +25,12 @@ def test_collectives_are_counted_with_their_loops() -> None:
         "all-reduce": (5, 5 * 2 * MIB),
         "collective-permute": (1, MIB // 2),
     }
+
+
+def test_a_combined_collective_moves_all_of_its_arrays() -> None:
+    both = (4 + 1) * 1024 * 1024 * 2  # bytes of the full arrays
+    found = {one["kind"]: one["bytes"] for one in count_collectives(read_program(COMBINED), None)}
+    assert found == dict.fromkeys(("all-gather", "all-reduce", "reduce-scatter"), both)
 
 
 def test_collectives_on_sparse_cores_are_found() -> None:
