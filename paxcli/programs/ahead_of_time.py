@@ -156,10 +156,10 @@ def open_on_target(config: fdl.Config[Experiment], target: CompileTarget) -> con
 def describe_shortage(report: dict[str, Any]) -> str:
     """The reason why a program does not fit: `it needs 31.50 GiB of each device's 30.75 GiB, 0.75 GiB too much`."""
     needed, available, of = report["hbm_needed_bytes"], report["hbm_available_bytes"], ""
-    if not (needed and available):
-        return "it needs more memory than a device has"
-    if needed <= available:
+    if "memory" in report and needed <= available:
         needed, available, of = report["memory"]["host_bytes"], report["host_available_bytes"], " of host memory"
+    if not (needed and available and needed > available):  # the compiler's message rounds both
+        return "it needs more memory than a device has"
     needed, available, more = (f"{size / 2**30:.2f} GiB" for size in (needed, available, needed - available))
     return f"it needs {needed} of each device's {available}{of}, {more} too much"
 

@@ -200,6 +200,9 @@ def test_a_program_that_does_not_fit_says_where() -> None:
     sizes = {"hbm_needed_bytes": 20 << 30, "hbm_available_bytes": 16 << 30}
     assert describe_shortage(sizes) == "it needs 20.00 GiB of each device's 16.00 GiB, 4.00 GiB too much"
     assert describe_shortage(sizes | {"hbm_needed_bytes": None}) == "it needs more memory than a device has"
+    message = "the total memory required for HLO temporaries (15.75G) exceeds available HBM (15.75G)."  # libtpu's
+    rounded = dict(zip(sizes, ahead_of_time._parse_out_of_memory(message), strict=True))
+    assert describe_shortage(rounded) == "it needs more memory than a device has"
     on_host = {"hbm_needed_bytes": 9 << 30, "memory": {"host_bytes": 50 << 30}, "host_available_bytes": 48 * 10**9}
     expected = "it needs 50.00 GiB of each device's 44.70 GiB of host memory, 5.30 GiB too much"
     assert describe_shortage(sizes | on_host) == expected
