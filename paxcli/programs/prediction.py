@@ -157,14 +157,18 @@ class _Simulation:
         """Seconds that `times` runs of a computation take."""
         spent = Prediction()
         now = 0.0
-        busy_until: dict[Carrier, float] = {}
         arrivals: dict[str, tuple[Carrier, float, str]] = {}  # of transfers in flight, by key: when, and what
         keys: dict[str, str] = {}  # of transfers, by the name of an instruction
         instructions = self._program.computations.get(computation, ())
         by_name = {one.name: one for one in instructions}
         for instruction in instructions:
             if instruction.opcode in CONTROL_FLOW:
-                spent.add(self._run_called(instruction, times))
+                inside = self._run_called(instruction, times)
+                spent.add(inside)
+                for key, (carrier, arrival, what) in arrivals.items():  # share the link with the loop's
+                    shared = inside.communication[carrier] if arrival > now else 0.0
+                    arrivals[key] = carrier, arrival + shared / (times or 1), what
+                now += inside.seconds / (times or 1)
                 continue
             operands = [by_name[name] for name in instruction.operands if name in by_name]
             now += self._compute_seconds(instruction, operands, times, spent)
@@ -175,9 +179,9 @@ class _Simulation:
             if transfer.part in ("sync", "start"):
                 carrier, seconds = self._machine.transfer(transfer)
                 spent.communication[carrier] += seconds * times
-                busy_until[carrier] = max(now, busy_until.get(carrier, 0.0)) + seconds
+                free = max([now, *(arrival for other, arrival, _ in arrivals.values() if other == carrier)])
                 what = f"{transfer.kind}, {transfer.full_bytes / 1e6:,.0f} MB"
-                arrivals[transfer.key] = carrier, busy_until[carrier], what
+                arrivals[transfer.key] = carrier, free + seconds, what
             if transfer.part in ("sync", "done"):
                 key = keys.get(transfer.key, transfer.key)  # a done names the instruction that started it
                 carrier, arrival, what = arrivals.pop(key, ("ici", now, ""))

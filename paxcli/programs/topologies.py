@@ -135,11 +135,9 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
             hint = f"Choose 1 to {MOST_GPUS}, such as `--topology {gpus[1]}:{MOST_GPUS}`, and a mesh of one slice."
             raise ConfigError(f"{name} is not the GPUs of one machine.", hint)
         return CompileTarget(name, "gpu", None, (count,), (False,), gpu=GPUS[gpus[1]])
-    local = re.fullmatch(r"(cpu|gpu):([1-9][0-9]{0,4})", name)
-    if local:
+    if local := re.fullmatch(r"(cpu|gpu):([1-9][0-9]{0,4})", name):
         return CompileTarget(name, local[1], None, (int(local[2]),), (False,))  # of all slices of the mesh
-    raw = re.fullmatch(rf"({'|'.join(GENERATIONS)}):([0-9]{{1,4}}(?:x[0-9]{{1,4}}){{1,2}})", name)
-    if raw:
+    if raw := re.fullmatch(rf"({'|'.join(GENERATIONS)}):([0-9]{{1,4}}(?:x[0-9]{{1,4}}){{1,2}})", name):
         generation, shape = raw[1], raw[2]
     elif ":" in name:
         known = f"TPU generations: {', '.join(GENERATIONS)}; GPUs: {', '.join(GPUS)}."

@@ -26,6 +26,16 @@ def test_seconds_are_matmuls_and_exposed_communication() -> None:
     assert sum(found.shares().values()) == pytest.approx(1)
 
 
+def test_a_loop_hides_transfers_while_its_own_leave_the_link_free() -> None:
+    (start,) = (line for line in COLLECTIVES.splitlines(keepends=True) if "collective-permute-start" in line)
+    larger = start.replace("bf16[256,", "bf16[2048,")
+    before_loop = COLLECTIVES.replace(start, "").replace("  %loop =", f"{larger}  %loop =")
+    matmul = 2 * 512 * 1024 * 1024 / (CHIPS["v4"].matmul_rate * 275e12)
+    inside = 5 * 2 * (2 * MIB * 3 / 4 / 45e9)  # of a gather and a reduction in each iteration; none is hidden
+    exposed = predict(read_program(before_loop), V4, 275e12).parts["exposed_ici"]
+    assert exposed == pytest.approx(inside + 4 * MIB / 45e9 - 6 * matmul)  # five in the loop, one after it
+
+
 def test_matmuls_in_fp8_and_collectives_on_sparse_cores() -> None:
     matmul = 2 * 512 * 1024 * 1024 / (CHIPS["tpu7x"].matmul_rate * 1153.5e12)
     gather = MIB * 3 / 4 / (90e9 / 2)  # in a row of four; the other device of each chip uses the same link
