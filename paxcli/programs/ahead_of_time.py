@@ -111,7 +111,7 @@ def compile_ahead(
         hint = f"Compile it there, with `--topology gpu:{target.shape[0]}`."
         raise ConfigError("--save needs the GPUs: only on a machine with them does XLA autotune its kernels.", hint)
     with _no_compilation_cache(), open_on_target(config, target) as session:
-        options: dict[str, Any] = session.compiler_options
+        options: dict[str, Any] = session.compiler_options if step == "train" else {}  # the others run without
         began = time.perf_counter()
         lowered = _lower(session, step)
         try:

@@ -157,6 +157,18 @@ def test_the_decode_step_is_the_program_that_decoding_runs(pax, tmp_path) -> Non
     assert "stack/layers_0/" in text and "stack/layers_1/" in text and "stack/layers/" not in text
 
 
+def test_only_the_train_step_has_compiler_options() -> None:
+    """As in a run: `pax eval` and `pax decode` compile their steps without."""
+    sets = [
+        "num_layers=1",
+        "model_dims=32",
+        "hidden_dims=32",
+        "mesh.compiler_options={xla_backend_optimization_level: 0}",
+    ]
+    config = resolve("tiny-synthetic", sets=sets).config
+    assert ahead_of_time.compile_ahead(config, find_compile_target("cpu:1"), "eval").report["compiler_options"] == {}
+
+
 @pytest.mark.parametrize("option", ["--hlo", "--save"])
 def test_a_full_disk_does_not_lose_the_report(pax, option) -> None:
     done = pax("compile", "tiny-synthetic", "--topology=cpu:1", "--set=num_layers=1", f"{option}=/dev/full", "--json")
