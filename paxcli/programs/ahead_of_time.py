@@ -310,9 +310,8 @@ def read_step(
 
 def prediction_error(target: CompileTarget) -> float | None:
     """The largest error of the predicted speed in the measured steps on such devices; None = there are none."""
-    if target.gpu is not None:
-        return target.gpu.error
-    return CHIPS[target.generation].error if target.generation in CHIPS else None
+    device = target.gpu or CHIPS.get(target.generation or "")
+    return None if device is None else device.error
 
 
 def interconnect_of(devices: Sequence[Any], target: CompileTarget) -> Interconnect | None:

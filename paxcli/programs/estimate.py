@@ -45,7 +45,7 @@ class Work(NamedTuple):
     """Matmuls and activations of a train step, over all devices, without a pipeline's bubble.
 
     Attributes:
-      tokens: Tokens of a batch.
+      tokens: Tokens of a batch; its rows if it has none, such as images.
       flops: Of matmuls, those that remat repeats included, but those of attention kernels.
       attention_flops: Of attention by kernels; 0 without them.
       saved: Bytes of activations that the backward pass reads, in device memory.
@@ -195,7 +195,8 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
                 found["offloaded"] += times * on_host * _bytes(out)
                 found["saved"] += times * (_IN_FLIGHT / params["length"] if on_host else 1) * _bytes(out)
             found["between_layers"] += times * params["length"] * sum(map(_bytes, carried))
-    found["tokens"], forward = tokens_in(session.spec) or 0, task.model.forward_flops(session.spec)
+    found["tokens"] = tokens_in(session.spec) or session.global_batch_size
+    forward = task.model.forward_flops(session.spec)
     if forward is not None and found["backward"]:
         runs = found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD
         found["attention_flops"] = forward.attention * runs

@@ -65,9 +65,9 @@ class Trial:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Higher is better: variants that fit by tokens per second, then the others by the memory they need."""
+        """Higher is better: variants that fit by rows per second, then the others by the memory they need."""
         if self.report["fits"]:
-            return True, self.report["predicted_tokens_per_second"] or 0.0
+            return True, self.report["global_batch_size"] / self.report["predicted_step_seconds"]
         return False, -float(self.report["hbm_needed_bytes"] or "inf")
 
 
@@ -85,7 +85,7 @@ class _Candidate(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Estimated tokens per second."""
+        """Estimated tokens per second; rows of a model that has no tokens."""
         return self.work.tokens / self.mesh.seconds(self.work)
 
 

@@ -53,8 +53,14 @@ def made_up(config, target, row_bytes: float) -> Compiled:
     everything = config.task.model.stack.remat_policy == "everything"
     needed = global_batch_size(config, 4) / 4 * row_bytes * (4 if everything else 1)
     speed = (3 if everything else 2) / tensor
-    report = {"fits": needed <= target.hbm_bytes, "hbm_needed_bytes": needed, "predicted_tokens_per_second": speed}
-    return Compiled(report, "")
+    return Compiled({"fits": needed <= target.hbm_bytes, "hbm_needed_bytes": needed} | at_speed(config, speed), "")
+
+
+def at_speed(config, tokens_per_second: float) -> dict:
+    rows = global_batch_size(config, 4)
+    seconds = rows * 256 / tokens_per_second
+    sizes = {"global_batch_size": rows, "predicted_step_seconds": seconds}
+    return sizes | {"predicted_tokens_per_second": tokens_per_second}
 
 
 def searched(monkeypatch, *settings: str, row_bytes: float = GIB / 8, target: str = "v5e-4") -> tuple[list, list]:
@@ -76,6 +82,20 @@ def test_few_variants_are_compiled_the_recipe_first_and_ranked(monkeypatch) -> N
     assert batches[1::2] == [None, None, None]  # the recipe's
     speeds = [one.report["predicted_tokens_per_second"] for one in ranked if one.report["fits"]]
     assert speeds == sorted(speeds, reverse=True)
+
+
+def test_variants_of_a_model_without_tokens_are_ranked_too(monkeypatch) -> None:
+    """Images have rows only."""
+    hide_accelerators()
+
+    def compile_faster_in_shards(config, target) -> Compiled:
+        speed = at_speed(config, 2 if config.mesh.ici_mesh_shape else 1)
+        return Compiled({"fits": True, "hbm_needed_bytes": 1, **speed, "predicted_tokens_per_second": None}, "")
+
+    monkeypatch.setattr(searching, "compile_ahead", compile_faster_in_shards)
+    best, *others = search(resolve("vit-synthetic").config, find_compile_target("v5e-4"))
+    assert searching._MESH in best.settings
+    assert any(searching._BATCH in one.settings for one in (best, *others))  # a larger batch is estimated to be faster
 
 
 def test_messages_about_each_variant_are_left_out(monkeypatch, caplog) -> None:
@@ -219,7 +239,7 @@ def test_an_offloading_variant_without_memory_to_spare_was_estimated_too_small(m
     def full(config, target) -> Compiled:
         spare = 0 if config.task.model.stack.offload else GIB
         needed = target.hbm_bytes - spare
-        return Compiled({"fits": True, "hbm_needed_bytes": needed, "predicted_tokens_per_second": 1.0}, "")
+        return Compiled({"fits": True, "hbm_needed_bytes": needed} | at_speed(config, 1.0), "")
 
     monkeypatch.setattr(searching, "compile_ahead", full)
     trials: list = []
@@ -245,7 +265,7 @@ def test_an_interrupted_search_has_saved_the_best_so_far(monkeypatch, tmp_path) 
             raise KeyboardInterrupt
         tried.append(config.mesh.ici_mesh_shape)
         compiled = made_up(config, target, row_bytes=GIB / 8)
-        return Compiled(compiled.report | {"predicted_step_seconds": 1.0, "predicted_mfu": None}, "")
+        return Compiled(compiled.report | {"predicted_mfu": None}, "")
 
     monkeypatch.setattr(searching, "compile_ahead", compile_two)
     command = ["compile", "tiny-synthetic", "--topology=v5e-4", "--set=mesh.ici_mesh_shape={tensor: 4}"]
