@@ -95,7 +95,7 @@ def find_collective(program: Program, instruction: Instruction) -> Collective | 
     """The collective of an instruction, itself or inside a fusion; None if there is none."""
     opcode = instruction.opcode
     if opcode in ("send", "recv") and "xla_megascale" in instruction.rest:
-        return _between_slices(instruction)
+        return _between_slices(program, instruction)
     if opcode in ("recv-done", "call-done", *(f"{kind}-done" for kind in KINDS)):
         return Collective(opcode.removesuffix("-done"), 0, None, False, instruction.operands[0], "done")
     if opcode in _CALLS:
@@ -108,19 +108,24 @@ def find_collective(program: Program, instruction: Instruction) -> Collective | 
     return Collective(kind, _full_bytes(instruction), instruction.replica_group, False, instruction.name, part)
 
 
-def _between_slices(instruction: Instruction) -> Collective:
-    """The hosts' part of a collective between slices: it starts at `send`, and is done at `recv-done`."""
+def _between_slices(program: Program, instruction: Instruction) -> Collective:
+    """The hosts' part of a collective between slices: it starts at `send`, and is done at `recv-done`.
+
+    Of an all-gather, a host receives the full arrays; of a reduce-scatter, it sends them.
+    """
     kind = instruction.attribute(r'_xla_megascale_transfer_type="([A-Z_]+)"').lower().replace("_", "-")
-    part = "start" if instruction.opcode == "send" else "middle"
+    kind = kind if kind in KINDS else "collective-permute"
     key = instruction.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"') or instruction.name
-    kind, moved = kind if kind in KINDS else "collective-permute", max(instruction.array_bytes, default=0)
-    return Collective(kind, moved, None, True, key, part)
+    both = (one for inside in program.computations.values() for one in inside if one.opcode in ("send", "recv"))
+    sizes = [size for one in both if f'"{key}"' in one.rest for size in one.array_bytes] or instruction.array_bytes
+    part = "start" if instruction.opcode == "send" else "middle"
+    return Collective(kind, max(sizes, default=0), None, True, key, part)
 
 
 def _in_call(call: Instruction, inside: Instruction) -> Collective:
-    kind = inside.opcode
-    if kind == "all-reduce" and sum(call.array_bytes) < sum(inside.array_bytes):
-        kind = "reduce-scatter"  # XLA:TPU's `all-reduce-scatter`: each device keeps its shard
+    # XLA:TPU's `all-reduce-scatter`: each device keeps its shard.
+    is_scatter = inside.opcode == "all-reduce" and sum(call.array_bytes) < sum(inside.array_bytes)
+    kind = "reduce-scatter" if is_scatter else inside.opcode
     part = "start" if call.opcode == "call-start" else "sync"
     for word, found in (("collective-start", "start"), ("collective-done", "done"), ("collective_fusion", "middle")):
         if word in call.name or f"async_{word}" in call.rest:

@@ -138,7 +138,10 @@ class Program:
     computations: dict[str, list[Instruction]]
 
     def trip_count(self, loop: Instruction) -> int:
-        """Iterations of a `while`: as XLA states it, else from the bound in the condition, counting up from 0."""
+        """Iterations of a `while`: as XLA states it, else from the bound in the condition, counting up from 0.
+
+        1 for other instructions.
+        """
         if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
             return int(known)
         condition = list(self._reachable(loop.attribute(r"condition=%?([\w.\-]+)")))
@@ -167,9 +170,8 @@ class Program:
         for instruction in self.computations.get(name, ()):
             yield instruction, times
             if instruction.opcode in CONTROL_FLOW:
-                inner = times * self.trip_count(instruction) if instruction.opcode == "while" else times
                 for called in instruction.called:
-                    yield from self._walk_schedule(called, inner)
+                    yield from self._walk_schedule(called, times * self.trip_count(instruction))
 
     def _reachable(self, name: str) -> Iterator[Instruction]:
         for instruction in self.computations.get(name, ()):

@@ -150,3 +150,21 @@ ENTRY %main (p: bf16[8,2,512,128]) -> bf16[8,2,512,128] {
   ROOT %done = bf16[8,2,512,128]{3,2,1,0:S(5)} dynamic-update-slice-done(%out)
 }
 """  # noqa: E501
+
+# As libtpu writes what the hosts of two slices exchange: the shards of an all-gather, then a reduce-scatter.
+BETWEEN_SLICES = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (p: f32[4,256,256]) -> f32[4,256,256] {
+  %p = f32[4,256,256]{2,1,0} parameter(0)
+  %ready = token[] after-all()
+  %send = (f32[4,256,256]{2,1,0}, u32[], token[]) send(%p, %ready), channel_id=1, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-gather.5_0",_xla_megascale_transfer_type="ALL_GATHER"}
+  %recv = (f32[8,256,256]{2,1,0}, u32[], token[]) recv(%ready), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-gather.5_0",_xla_megascale_transfer_type="ALL_GATHER"}
+  %recv-done = (f32[8,256,256]{2,1,0}, token[]) recv-done(%recv), channel_id=2, is_host_transfer=true
+  %full = f32[8,256,256]{2,1,0} get-tuple-element(%recv-done), index=0
+  %send.1 = (f32[8,256,256]{2,1,0}, u32[], token[]) send(%full, %ready), channel_id=3, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="reduce-scatter.5_0",_xla_megascale_transfer_type="REDUCE_SCATTER"}
+  %recv.1 = (f32[4,256,256]{2,1,0}, u32[], token[]) recv(%ready), channel_id=4, is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="reduce-scatter.5_0",_xla_megascale_transfer_type="REDUCE_SCATTER"}
+  %recv-done.1 = (f32[4,256,256]{2,1,0}, token[]) recv-done(%recv.1), channel_id=4, is_host_transfer=true
+  ROOT %out = f32[4,256,256]{2,1,0} get-tuple-element(%recv-done.1), index=0
+}
+"""  # noqa: E501

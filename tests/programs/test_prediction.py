@@ -10,7 +10,7 @@ from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import Interconnect
 from paxcli.programs.hlo import read_program
 from paxcli.programs.tpu_machine import KERNEL_RATE, SLICE_WAIT, predict
-from tests.programs.hlo_texts import COLLECTIVES, MIB, ON_HOST, SPARSE_CORE, TPU7X, V4
+from tests.programs.hlo_texts import BETWEEN_SLICES, COLLECTIVES, MIB, ON_HOST, SPARSE_CORE, TPU7X, V4
 
 
 def test_seconds_are_matmuls_and_exposed_communication() -> None:
@@ -120,6 +120,13 @@ def test_collectives_between_slices_go_over_dcn() -> None:
     # The group of every second device has members in both slices; so has the permute. Four devices share 25 GB/s.
     over_dcn = 5 * 2 * (2 * MIB * 3 / 4) + MIB / 2
     assert found.communication["dcn"] == pytest.approx(over_dcn / (25e9 / 4))
+
+
+def test_what_hosts_exchange_between_slices_is_of_full_arrays() -> None:
+    slices = Interconnect("v4", [(s, x, 0, 0) for s in range(2) for x in range(4)], (4, 1, 1), (False,) * 3)
+    half = MIB  # of 2 MiB: what a device of each slice receives in either collective
+    found = predict(read_program(BETWEEN_SLICES), slices, 275e12)
+    assert found.communication["dcn"] == pytest.approx(2 * half / CHIPS["v4"].dcn)
 
 
 @pytest.mark.parametrize(
