@@ -22,7 +22,7 @@ from paxcli.errors import ConfigError, PaxError
 from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import set_libtpu_arguments
-from paxcli.metrics.peaks import mfu
+from paxcli.metrics.peaks import mfu, peak_flops
 from paxcli.models.base import CausalModel
 from paxcli.models.decoding import DecodeState, generate, unroll_layers
 from paxcli.models.sampling import Sampling
@@ -277,7 +277,7 @@ def read_step(
       program: Compiled for the target.
       target: The devices that it was compiled for.
       devices: In mesh order.
-      peak: FLOP/s of each device; None = unknown, and no time is predicted.
+      peak: FLOP/s of each device for MFU, such as the recipe's; None = the published ones.
       flops: Model FLOPs of the step over all devices; None = unknown, and no MFU is predicted.
     """
     interconnect = interconnect_of(devices, target)
@@ -288,18 +288,18 @@ def read_step(
         "predicted_mfu": None,
         "prediction_error": prediction_error(target),
     }
-    if peak is None:
+    if (published := peak_flops(devices[0].device_kind)) is None:
         return found
     if target.gpu is not None:
-        prediction = gpu_machine.predict(program, target.gpu, len(devices), peak)
+        prediction = gpu_machine.predict(program, target.gpu, len(devices), published)
     elif interconnect is not None and target.generation in CHIPS:
-        prediction = tpu_machine.predict(program, interconnect, peak)
+        prediction = tpu_machine.predict(program, interconnect, published)
     else:
         return found
     seconds = prediction.seconds
     return found | {
         "predicted_step_seconds": seconds,
-        "predicted_mfu": mfu(flops / seconds if flops and seconds else None, peak * len(devices)),
+        "predicted_mfu": mfu(flops / seconds if flops and seconds else None, (peak or published) * len(devices)),
         "shares": prediction.shares(),
         "communication_seconds": dict(prediction.communication),
         "kernels": dict(prediction.kernel_calls),

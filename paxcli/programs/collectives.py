@@ -163,8 +163,7 @@ def find_all_gathers(program: Program, shapes: Collection[tuple[int, ...]]) -> l
     """All-gathers whose result has one of these shapes, such as `bf16[13,2560,10240]`: the parameters of all layers."""
     found = set()
     for instruction, _ in program.scheduled_instructions():
-        calls = instruction.opcode in _CALLS
-        gather = program.find_inside(instruction, ("all-gather",)) if calls else instruction
+        gather = program.find_inside(instruction, ("all-gather",)) if instruction.opcode in _CALLS else instruction
         if gather is not None and gather.opcode.startswith("all-gather"):
             found |= {f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in gather.arrays if shape in shapes}
     return sorted(found)

@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 from paxcli.errors import ConfigError
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.axes import BATCH_AXES, Axis
+from paxcli.metrics.peaks import peak_flops
 from paxcli.programs import gpu_machine, tpu_machine
 from paxcli.programs.ahead_of_time import interconnect_of
 from paxcli.programs.chips import CHIPS
@@ -212,7 +213,8 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
 
 def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
     """Costs of the mesh of a session on a target."""
-    mesh, state, rates, peak = session.mesh, session.abstract, find_rates(target), session.peak_flops
+    mesh, state, rates = session.mesh, session.abstract, find_rates(target)
+    peak = peak_flops(mesh.devices.flat[0].device_kind)
     assert peak is not None  # known wherever the rates are
     connected = interconnect_of(list(mesh.devices.flat), target)
     positions = np.arange(mesh.size).reshape(mesh.devices.shape)

@@ -93,9 +93,8 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     if not name.startswith("splash") or kind is None or len(shapes) < 2:
         return name, None
     queries, keys = shapes[:2]
-    matmuls = _SPLASH_MATMULS[kind]
-    if kind == "dkv" and len(kernel.arrays) > 4:  # the fused kernel: the gradient of the queries as well
-        matmuls += 1
+    is_fused = kind == "dkv" and len(kernel.arrays) > 4  # it computes the gradient of the queries as well
+    matmuls = _SPLASH_MATMULS[kind] + is_fused
     share = _computed_share(kernel, "" if kind == "fwd" else f"_{kind}", queries[-2], keys[-2])
     return name, matmuls * 2.0 * math.prod(queries) * keys[-2] * share
 

@@ -20,11 +20,12 @@ from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.layers.scopes import ATTENTION
 from paxcli.programs import ahead_of_time
-from paxcli.programs.ahead_of_time import describe_shortage
+from paxcli.programs.ahead_of_time import describe_shortage, read_step
 from paxcli.programs.attribution import attribute_instructions
 from paxcli.programs.hlo import read_program
 from paxcli.programs.roofline import matmul_flops
-from paxcli.programs.topologies import find_compile_target
+from paxcli.programs.topologies import find_compile_target, hide_accelerators
+from tests.programs.hlo_texts import COLLECTIVES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -133,6 +134,16 @@ def test_the_program_of_another_trainer_is_read_the_same_way(tmp_path) -> None:
     command += ["--topology", "v4:2x2x1", "--flops", str(report["flops_per_step"] / 4)]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
     assert found["predicted_mfu"] > 0 and found == {name: report[name] for name in found}
+
+
+@needs_libtpu
+def test_the_recipe_chooses_what_mfu_is_of_and_not_how_fast_devices_are() -> None:
+    hide_accelerators()
+    target, program = find_compile_target("v4-16"), read_program(COLLECTIVES)
+    devices = target.devices()
+    once, twice = (read_step(program, target, devices, peak, 1e12) for peak in (275e12, 2 * 275e12))
+    assert twice["predicted_step_seconds"] == once["predicted_step_seconds"]
+    assert twice["predicted_mfu"] == pytest.approx(once["predicted_mfu"] / 2)
 
 
 def test_a_cpu_has_no_prediction_to_explain(pax) -> None:
