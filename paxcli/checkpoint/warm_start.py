@@ -98,7 +98,7 @@ def parse_source(text: str) -> tuple[str, int | None]:
 
 
 def load_params(
-    run_dir: epath.PathLike, step: int | None, state: Any, what: What = "params", rules: Rules = NO_RULES, dry_run=False
+    run_dir: str, step: int | None, state: Any, what: What = "params", rules: Rules = NO_RULES, dry_run: bool = False
 ) -> tuple[Any, Report]:
     """Replaces the arrays of `state` by those of the same name and shape in another run's checkpoint.
 

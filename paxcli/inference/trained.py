@@ -266,7 +266,7 @@ class TrainedRun:
         averages = learner.ema_decay is not None
         if averages:
             wanted = {"params": wanted, "opt_state": {"ema": abstract.opt_state.ema}}
-        loaded, report = load_params(self._run_dir.path, step, wanted, "all" if averages else "params")
+        loaded, report = load_params(str(self._run_dir.path), step, wanted, "all" if averages else "params")
         if report.arrays.missing or report.arrays.mismatched or report.cast:
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
         return learner.eval_params(loaded["params"], Averaged(None, loaded["opt_state"]["ema"])) if averages else loaded

@@ -195,7 +195,7 @@ class RunDir:
             return read_json(self.path / "environment.json").get("init_from")
         return None
 
-    def check_start(self, config, warm_start, resumes: bool) -> None:
+    def check_start(self, config: Any, warm_start: Any, resumes: bool) -> None:
         """Refuses to start a run with random parameters that began with those of another run, and has no checkpoint.
 
         Refuses also rules for the parameters of another run that would have no effect.

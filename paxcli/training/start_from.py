@@ -61,11 +61,11 @@ class WarmStart(NamedTuple):
           DataError: The checkpoint does not exist, or none of its arrays match.
           ConfigError: It already has all steps of the run, or does not fit the recipe and its rules.
         """
-        found, task = find_step(self.run_dir, self.step), session.experiment.task
-        if self.everything and found >= (steps := task.train.num_train_steps):
+        found, steps = find_step(self.run_dir, self.step), session.config.task.train.num_train_steps
+        if self.everything and found >= steps:
             problem = f"{self.run_dir} is at step {found}, and this run would have {steps}: none is left."
             raise ConfigError(problem, "Raise `num_train_steps`, or leave out `--with-optimizer`.")
-        load_warm_start(session.abstract, self, task, dry_run=True)
+        load_warm_start(session.abstract, self, session.experiment.task, dry_run=True)
         return found if self.everything else 0
 
 
