@@ -105,18 +105,20 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     keys["decoder_block"] = _block(values)
     if keys["decoder_block"] == "gemma2":
         keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # counted in pairs
-    if keys["decoder_block"] == "gemma3":
-        keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
+    keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE) if keys["decoder_block"] == "gemma3" else None
     if keys["decoder_block"] in ("gemma3", "olmo3"):
         keys["model_name"] = _named_model(keys)
+    if keys["opt_type"] == "muon" and keys["decoder_block"] not in tables.part("blocks_with_muon"):
+        keys["opt_type"] = "adamw"  # another optimizer, which `to_maxtext` refuses
+    fields = tables.part("optimizers")[keys["opt_type"]][1]
+    keys |= {key: get(f"{_LEARNER}.optimizer.{field}") for field, key in fields.items()}
     return keys | _parts(values) | _learning(values) | remat_keys(values) | _mesh(values) | _batch(values, num_devices)
 
 
 def _their_value(value: Any, off: Any = None, kinds: Mapping[str, Any] | None = None) -> Any:
     """MaxText's value: `off` where the recipe has null, or none of the `kinds`."""
-    if kinds is not None:
-        return kinds.get(value, off)
-    return off if value is None else value
+    theirs = value if kinds is None else kinds.get(value)
+    return off if theirs is None else theirs
 
 
 def _named_model(keys: Mapping[str, Any]) -> str | None:

@@ -14,8 +14,11 @@ import pytest
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.convert.layout import from_pax
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout, layout_of
-from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
+from paxcli.convert.maxtext.launch import Launch, Pair
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
+from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.runs import recipe_with
+from paxcli.errors import ConfigError
 from paxcli.training.session import state_shapes
 from tests.convert.maxtext.test_schedules import of_keys
 
@@ -97,3 +100,30 @@ def test_what_pax_computes_otherwise_is_reported() -> None:
     assert not wanted & {dropped.key for dropped in found.settings.dropped}
     latent = of_keys(model_name="deepseek3-tiny", opt_type="muon").approximated
     assert any(text.startswith("opt_type=muon") for text in latent)
+
+
+@pytest.mark.parametrize("keys", [{}, {"muon_beta": 0.8, "muon_consistent_rms": 0.2, "adam_b1": 0.7, "adam_eps": 1e-5}])
+def test_a_recipe_with_muon_becomes_a_command(keys: dict[str, float]) -> None:
+    wanted = {"adam_weight_decay": 0, "muon_weight_decay": 0.3, **keys}
+    config = recipe_with(BASE_RECIPE, of_keys(**TINY, **wanted).values)
+    back, left = to_maxtext(config, 1)
+    assert back["opt_type"] == "muon" and not [path for path in left if "optimizer" in path]
+    assert {key: float(back[key]) for key in wanted} == wanted
+    again = recipe_with(BASE_RECIPE, convert(Launch(1, pairs=[Pair(*one, 1) for one in back.items()]), "back").values)
+    assert fdl.build(again.task.train.learner.optimizer) == fdl.build(config.task.train.learner.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fields", "problem"),
+    [
+        ({}, {"num_iterations": 4}, "optimizer.num_iterations"),
+        ({}, {"nesterov": False}, "optimizer.nesterov"),
+        ({"decoder_block": "gemma", "mlp_activations": "gelu,linear"}, {}, "optimizer"),  # which MaxText refuses
+    ],
+)
+def test_a_muon_that_maxtext_does_not_have_is_refused(keys: dict, fields: dict, problem: str) -> None:
+    config = recipe_with(BASE_RECIPE, of_keys(**{**TINY, **keys}).values)
+    for field, value in fields.items():
+        setattr(config.task.train.learner.optimizer, field, value)
+    with pytest.raises(ConfigError, match=rf"MaxText cannot express .* task\.train\.learner\.{problem}"):
+        to_maxtext(config, 1)
