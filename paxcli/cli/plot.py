@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, RunDirsArgument
 from paxcli.cli.output import say_result
 from paxcli.log import use_color
+
+if TYPE_CHECKING:
+    from paxcli.metrics.curves import Series
 
 MetricOption = Annotated[
     list[str] | None,
@@ -59,6 +62,6 @@ def plot(
     say_result(result, "\n".join([*drawn, f"{'Would write' if dry_run else 'Wrote'} {path}"]), as_json)
 
 
-def _summary(curves: list[Any]) -> dict[str, dict[str, float]]:
+def _summary(curves: list[Series]) -> dict[str, dict[str, float]]:
     """Split → number of points, and the last one."""
     return {one.split: {"points": len(one.steps), "last_step": one.steps[-1], "last": one.values[-1]} for one in curves}

@@ -42,7 +42,7 @@ from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session, with_counted_steps
 from paxcli.training.signals import StopRequest
-from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
+from paxcli.training.start_from import WarmStart, check_start, copy_origin, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
 from paxcli.training.step import TrainStep, make_eval_step
 from paxcli.training.tokenizer_copies import copy_tokenizers
@@ -346,7 +346,7 @@ def train(
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
-        run_dir.check_start(config, warm_start, run.resumes)
+        check_start(run_dir, config, warm_start, run.resumes)
         if warm_start is not None and run.resumes:
             report.message(f"{run_dir.path} has checkpoints, so nothing is taken from {warm_start.run_dir}.")
             warm_start = None
@@ -429,7 +429,7 @@ def resume_step(
     with run_dir.lock(dry_run=True):
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    run_dir.check_start(config, warm_start, run_dir.has_checkpoints())
+    check_start(run_dir, config, warm_start, run_dir.has_checkpoints())
     own = CheckpointStore(run_dir.checkpoints).steps()
     step = max([*own, *local_steps(run_dir.checkpoints, config.checkpoint.local_directory)], default=None)
     done, train, lines = step or 0, config.task.train, list(read_lines(run_dir.path / FILE_NAME, sample=True))

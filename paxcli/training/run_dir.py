@@ -195,27 +195,6 @@ class RunDir:
             return read_json(self.path / "environment.json").get("init_from")
         return None
 
-    def check_start(self, config: Any, warm_start: Any, resumes: bool) -> None:
-        """Refuses to start a run with random parameters that began with those of another run, and has no checkpoint.
-
-        Refuses also rules for the parameters of another run that would have no effect.
-
-        Args:
-          config: The recipe.
-          warm_start: The `WarmStart` from another run, if any.
-          resumes: Whether the run resumes from a checkpoint.
-
-        Raises:
-          ConfigError: With the options to add.
-        """
-        has_rules = config.task.train.init_rename or config.task.train.init_ignore
-        if has_rules and (warm_start.everything if warm_start else not self.has_checkpoints()):
-            problem = "`init_rename` and `init_ignore` are rules of `--from RUN_DIR`, without `--with-optimizer`."
-            raise ConfigError(problem, "Start so, or remove them: `--set init_rename=null --set init_ignore=[]`.")
-        if not warm_start and not resumes and (before := self.init_from()):
-            problem = f"{self.path} was started with `{before}`, and has no checkpoint: its parameters would be random."
-            raise ConfigError(problem, f"Add `{before}`, or give another `--run-dir`.")
-
     def describe(self, config, recipe_text: str, init_from: str | None = None) -> None:
         """Writes the recipe, the resolved config and the environment, with `init_from`; None = as before."""
         import jax

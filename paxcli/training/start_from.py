@@ -82,6 +82,29 @@ def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool)
     return None
 
 
+def check_start(run_dir: RunDir, config: fdl.Config[Experiment], source: WarmStart | None, resumes: bool) -> None:
+    """Refuses to start a run with random parameters that began with those of another run, and has no checkpoint.
+
+    Refuses also rules for the parameters of another run that would have no effect.
+
+    Args:
+      run_dir: The run.
+      config: Its recipe.
+      source: The start from another run, if any.
+      resumes: Whether the run resumes from a checkpoint.
+
+    Raises:
+      ConfigError: With the options to add.
+    """
+    has_rules = config.task.train.init_rename or config.task.train.init_ignore
+    if has_rules and (source.everything if source else not run_dir.has_checkpoints()):
+        problem = "`init_rename` and `init_ignore` are rules of `--from RUN_DIR`, without `--with-optimizer`."
+        raise ConfigError(problem, "Start so, or remove them: `--set init_rename=null --set init_ignore=[]`.")
+    if not source and not resumes and (before := run_dir.init_from()):
+        problem = f"{run_dir.path} was started with `{before}`, and has no checkpoint: its parameters would be random."
+        raise ConfigError(problem, f"Add `{before}`, or give another `--run-dir`.")
+
+
 def copy_origin(source: WarmStart, run_dir: epath.Path) -> None:
     """Copies the files beside the weights that the other run's model was imported with, if it was."""
     origin = epath.Path(source.run_dir) / ORIGIN

@@ -81,7 +81,7 @@ class Conversion:
         return None if self.global_batch is None else self.global_batch * self.settings["max_target_length"]
 
     def copy(self, at: str, *fields: str) -> None:
-        """Sets fields of the object at a path to the values of their keys in `tables.recipe_keys`."""
+        """Sets fields of the object at a path to the values of their keys in the table `recipe_keys`."""
         for path in (f"{at}.{field}" for field in fields):
             key, *off = tables.table("recipe_keys")[re.sub(r"stack\.(turns\.[0-9]+|first)", "stack.block", path)]
             value = self.settings[key]
@@ -104,7 +104,8 @@ class Conversion:
 
     def ask(self, text: str) -> None:
         """Reports what the user has to decide, once."""
-        self.settings.undecided += [text] * (text not in self.settings.undecided)
+        if text not in self.settings.undecided:
+            self.settings.undecided.append(text)
 
     def approximate(self, text: str) -> None:
         """Reports what the recipe computes approximately as the launch does."""

@@ -68,7 +68,7 @@ def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> list[Any]:
-    """As in `tables.remat`, for `custom`, which has a memory space for each tensor."""
+    """As in the table `remat`, for `custom`, which has a memory space for each tensor."""
     offload, device = ([name for name, key in tensors.items() if settings[key] == at] for at in ("offload", "device"))
     saved = tables.table("remat")["saved_on_device"]
     # Of the policies that save nothing else in device memory, the one that saves most of these.

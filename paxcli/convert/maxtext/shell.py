@@ -410,9 +410,8 @@ class _Evaluator:
         if kind == "wrapper":
             return self._wrapper(node, words[used:])
         if kind != "train":
-            return self.found.others.append(
-                Diagnostic(line, name, tables.part("other_training").get(kind, NO_TRAINING))
-            )
+            reason = tables.part("other_training").get(kind, NO_TRAINING)
+            return self.found.others.append(Diagnostic(line, name, reason))
         if error := _syntax_error(node):
             hint = "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`."
             raise ConfigError(f"Line {self._line(error)}: the training command is not valid shell syntax.", hint)

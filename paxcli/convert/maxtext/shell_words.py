@@ -250,13 +250,13 @@ def _trim(text: str, operator: str, pattern: str) -> str:
     """`text` without the shortest (`#`, `%`) or longest (`##`, `%%`) start or end that matches."""
     if len(text) > 4096 or len(pattern) > 256:
         return text
-    at_start = operator[0] == "#"
-    pieces = [(text[:cut] if at_start else text[cut:], cut) for cut in range(len(text) + 1)]
-    cuts = [cut for piece, cut in pieces if fnmatch.fnmatchcase(piece, pattern)]
-    if not cuts:
-        return text
-    cut = min(cuts) if operator in ("#", "%%") else max(cuts)
-    return text[cut:] if at_start else text[:cut]
+    cuts = range(len(text) + 1)  # between the piece to cut off and the rest
+    for cut in cuts if operator in ("#", "%%") else reversed(cuts):
+        start, end = text[:cut], text[cut:]
+        piece, rest = (start, end) if operator[0] == "#" else (end, start)
+        if fnmatch.fnmatchcase(piece, pattern):
+            return rest
+    return text
 
 
 def _quotient(a: int, b: int) -> int:
