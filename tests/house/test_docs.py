@@ -93,6 +93,8 @@ def test_the_whole_documentation_runs(pax, tmp_path: pathlib.Path) -> None:
                 shortened = words[0] == "train" and "--profile-steps" not in words
                 shortened |= words[0] == "compile" and "--save" in words  # a step of the same training
                 given = {word.partition("=")[0] for word in words}  # a value that is set twice is an error
+                if "num_train_epochs" in given:  # the other way to set the length
+                    given.add("num_train_steps")
                 brief = [value for value in BRIEF if shortened and value.partition("=")[0] not in given]
                 done = pax(*words, *(f"--set={value}" for value in brief))
                 assert done.returncode == 0, f"{page.name}: pax {shlex.join(words)}\n{done.stdout}{done.stderr}"
