@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -87,7 +86,7 @@ class Generator:
         self._prepare = jax.jit(lambda params, is_batch: convert(model.cast(params), is_batch), static_argnums=1)
         self.set_params(params)
         prefill_rows = functools.partial(prefill, model, bos_id=bos_id)
-        self._prefill = jax.jit(prefill_rows, static_argnames=("size", "scored", "penalized"))
+        self._prefill = jax.jit(prefill_rows, static_argnames="size")
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
         advance_all = functools.partial(advance, model, sampling=settings)
         self._advance = jax.jit(advance_all, donate_argnames="state", static_argnames="candidates")
@@ -115,16 +114,19 @@ class Generator:
             batches = [requests[start : start + size] for start in range(0, len(requests), size)]
             beams = (row for batch in batches for row in self._beams(batch))
             return [self._best(row, functools.partial(watch, number)) for number, row in enumerate(beams)]
-        counts = [self._decoding.num_samples if one.max_tokens else 1 for one in requests]
-        samples = [
-            dataclasses.replace(one, settings=one.settings._replace(number=one.settings.number * count + sample))
-            for one, count in zip(requests, counts, strict=True)
-            for sample in range(count)
-        ]
-        of = [number for number, count in enumerate(counts) for _ in range(count)]
-        answers = iter(self._samples(samples, lambda index, ids, is_done: watch(of[index], ids, is_done), stream))
-        groups = (itertools.islice(answers, count) for count in counts)
-        return [sorted(group, key=lambda one: one.score, reverse=True) for group in groups]
+        count, given = self._decoding.num_samples, {i: one for i, one in enumerate(requests) if not one.max_tokens}
+
+        def sample_of(one: Request, sample: int) -> Request:
+            number = one.settings.number * count + sample
+            return dataclasses.replace(one, settings=one.settings._replace(number=number))
+
+        others = [(index, one) for index, one in enumerate(requests) if one.max_tokens]
+        samples = [(index, sample_of(one, sample)) for index, one in others for sample in range(count)]
+        answers = self._samples(samples, watch, stream) if samples else {}
+        scores = self.score([one.ids.tolist() for one in given.values()], [one.answer_start for one in given.values()])
+        for (index, one), (log_probs, _) in zip(given.items(), scores, strict=True):
+            answers[index] = [Answer(one.ids[one.answer_start :], log_probs, "given", float(log_probs.sum()))]
+        return [sorted(answers[index], key=lambda one: one.score, reverse=True) for index in range(len(requests))]
 
     def score(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Scores the tokens of rows, of up to one token more than the model has positions, from `starts` on.
@@ -132,12 +134,12 @@ class Generator:
         Returns:
           For each row, the log-probabilities of its tokens, and whether each is the most likely one.
         """
-        self._store_params(is_batch=True)
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         longest_first = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
         while longest_first:
+            self._store_params(is_batch=True)
             width = min(max(_power_of_two(len(rows[longest_first[0]]) - 1), 32), self._model.max_decode_len)
-            count = max(min(self._decoding.batch_size, _SCORED_TOKENS // width), 1)
+            count = max(min(self._decoding.batch_size, _power_of_two(len(rows)), _SCORED_TOKENS // width), 1)
             batch, longest_first = longest_first[:count], longest_first[count:]
             ids, begin = np.zeros((count, width + 1), np.int32), np.ones(count, np.int32)
             for row, number in enumerate(batch):
@@ -148,11 +150,13 @@ class Generator:
                 found[number] = scores[row, part], is_best[row, part]
         return [found[number] for number in range(len(rows))]
 
-    def _samples(self, requests: Sequence[Request], watch: Watch, stream: bool) -> list[Answer]:
+    def _samples(self, samples: Sequence[tuple[int, Request]], watch: Watch, stream: bool) -> dict[int, list[Answer]]:
+        """The answers to requests that are given with their index, by that index."""
+        requests, answers = [request for _, request in samples], collections.defaultdict(list)
         slots, size = min(self._decoding.batch_size, _power_of_two(len(requests))), self._size(requests)
         self._store_params(is_batch=slots > 1)
-        waiting, active, answers = collections.deque(enumerate(requests)), {}, {}
-        state, candidates = None, num_candidates(_stack([one.settings for one in requests]))
+        waiting, active, state = collections.deque(samples), {}, None
+        candidates = num_candidates(_stack([one.settings for one in requests]))
         while waiting or active:
             free = [slot for slot in range(slots) if slot not in active]
             if new := {slot: waiting.popleft() for slot in free[: len(waiting)]}:
@@ -166,12 +170,11 @@ class Generator:
             ids, log_probs, lengths, ended, done = _fetch((*state[:4], state.done))
             for slot, (index, request) in list(active.items()):
                 part = slice(request.answer_start, int(lengths[slot]))
-                cut = watch(index, ids[slot, part], bool(done[slot])) if request.max_tokens else None
+                cut = watch(index, ids[slot, part], bool(done[slot]))
                 if cut is not None or done[slot]:
-                    answer = _answer(ids[slot, part], log_probs[slot, part], cut, ended[slot])
-                    answers[index] = answer if request.max_tokens else answer._replace(finish_reason="given")
+                    answers[index].append(_answer(ids[slot, part], log_probs[slot, part], cut, ended[slot]))
                     del active[slot]
-        return [answers[index] for index in range(len(requests))]
+        return answers
 
     def _beams(self, requests: Sequence[Request]) -> Iterable[tuple[np.ndarray, ...]]:
         """The fields of `Beams` for each request."""
@@ -183,10 +186,10 @@ class Generator:
     def _best(self, beams: tuple[np.ndarray, ...], watch: Callable[..., int | None]) -> list[Answer]:
         """The best sequences of a search, which continues after a stop text: those that are equal up to it are one."""
         answers = {}
-        for ids, log_probs, length, ended, final in zip(*beams, strict=True):
+        for ids, log_probs, adjusted, length, ended, final in zip(*beams, strict=True):
             if np.isfinite(final):
                 answer = _answer(ids[:length], log_probs[:length], watch(ids[:length], True), ended)
-                normalized = self._decoding.normalize(answer.score, len(answer.ids))
+                normalized = self._decoding.normalize(float(adjusted[: len(answer.ids)].sum()), len(answer.ids))
                 answers[answer.ids.tobytes()] = answer._replace(score=normalized)
         ranked = sorted(answers.values(), key=lambda one: (one.finish_reason == "length", -one.score))
         return ranked[: self._decoding.num_samples]
@@ -207,10 +210,11 @@ class Generator:
         new = [*new, *[_FREE] * (rows - len(new))]
         for row, one in zip(ids, new, strict=True):
             row[: len(one.ids)] = one.ids
-        columns = np.array([(len(one.ids), one.answer_start, one.max_tokens) for one in new], np.int32).T
-        settings, scored = _stack([one.settings for one in new]), any(one.answer_start < len(one.ids) for one in new)
-        penalized = any(one.settings.repetition_penalty != 1 for one in requests)
-        return self._prefill(self._params, ids, *columns, settings, size=size, scored=scored, penalized=penalized)
+        columns = np.array([(len(one.ids), one.max_tokens) for one in new], np.int32).T
+        settings = _stack([one.settings for one in new])
+        if all(one.settings.repetition_penalty == 1 for one in requests):
+            settings = settings._replace(repetition_penalty=None)  # its program does not look for earlier tokens
+        return self._prefill(self._params, ids, *columns, settings, size=size)
 
     def _insert_rows(self, params: dict, state: DecodeState, new: DecodeState, slots: jax.Array) -> DecodeState:
         return insert(state, new, slots, cache_axes(self._model, params, state.ids.shape[1]))

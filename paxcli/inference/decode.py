@@ -171,8 +171,8 @@ class PromptDecoder:
     def _request(self, prompt: Prompt, number: int) -> Request:
         names = ("temperature", "top_k", "top_p", "repetition_penalty", "seed", "continuation")
         own = {name: value for name in names if (value := getattr(prompt, name)) is not None}
-        if own and isinstance(self._decoding, BeamSearch):
-            raise ConfigError(f"{prompt}: with beam search it has no `{[*own][0]}`.", "Set `decoding` to Sampling.")
+        if isinstance(self._decoding, BeamSearch) and (others := [x for x in own if x != "repetition_penalty"]):
+            raise ConfigError(f"{prompt}: with beam search it has no `{others[0]}`.", "Set `decoding` to Sampling.")
         ids, shown = self._encode(prompt), str(prompt)
         if len(ids) == 0:
             raise ConfigError(f"{prompt.place}A prompt is empty: it has no token.", "Give it text, or ids.")
@@ -192,8 +192,7 @@ class PromptDecoder:
         return Request(tokens, len(ids), max_tokens or min(_MAX_TOKENS, fit), settings, text, stop)
 
     def _settings(self, number: int) -> SequenceSettings:
-        sampling = self._decoding if isinstance(self._decoding, Sampling) else Sampling()
-        return sequence_settings(sampling, self._seed, number)
+        return sequence_settings(self._decoding, self._seed, number)
 
     def _encode(self, prompt: Prompt, continuation: str = "") -> np.ndarray:
         if prompt.ids is not None:

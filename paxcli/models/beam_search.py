@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float, Int
 from paxcli.config.fields import NonNegativeFloat, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.models.base import DecodingModel
-from paxcli.models.decoding import DecodeState, exclude, extend
-from paxcli.models.sampling import Decoding
+from paxcli.models.decoding import DecodeState, extend
+from paxcli.models.sampling import Decoding, adjust
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,8 @@ class Beams(NamedTuple):
 
     Attributes:
       ids: Generated tokens, 0 after the end.
-      log_probs: Log-probability of each, 0 after the end.
+      log_probs: The model's log-probability of each, 0 after the end.
+      adjusted: The same with the repetition penalty. The scores are sums of these.
       lengths: Number of tokens, the end token included.
       ended: Whether the last one is an end token.
       scores: The scores that sort them; -inf where there are fewer than K sequences.
@@ -58,6 +59,7 @@ class Beams(NamedTuple):
 
     ids: Int[jax.Array, "B K M"]
     log_probs: Float[jax.Array, "B K M"]
+    adjusted: Float[jax.Array, "B K M"]
     lengths: Int[jax.Array, "B K"]
     ended: Bool[jax.Array, "B K"]
     scores: Float[jax.Array, "B K"]
@@ -83,11 +85,14 @@ def beam_search(
       prompts: The prefilled prompts, each with its limit.
       axes: Those of the cache (`cache_axes`).
       max_tokens: M; no limit allows more new tokens.
-      settings: Beam size, length normalization and end tokens.
+      settings: How to search, and the end tokens.
     """
     batch, beams, vocab = len(prompts.ids), settings.beam_size, prompts.logits.shape[-1]
     per_beam, eos_ids = min(settings.tokens_per_beam or beams, vocab), settings.eos_ids or ()
     eos, limits, rows = jnp.array(eos_ids, jnp.int32), prompts.limits - prompts.starts, jnp.arange(batch)[:, None]
+    per_row = prompts.starts, prompts.settings.repetition_penalty
+    starts, penalty = jax.tree.map(lambda x: jnp.repeat(x, beams), per_row)
+    generated = jnp.arange(batch * beams)[:, None], starts[:, None] + jnp.arange(max_tokens)  # of the flat sequences
 
     def is_unfinished(carry: tuple[Any, _Search]) -> jax.Array:
         step, search = carry
@@ -98,34 +103,36 @@ def beam_search(
     def next_token(carry: tuple[Any, _Search]) -> tuple[Any, _Search]:
         step, search = carry
         ended, live = search.ended, search.live
-        log_probs = jax.nn.log_softmax(search.logits).reshape(batch, beams, vocab)
-        log_probs = exclude(log_probs, jnp.full((batch, beams), step < settings.min_tokens), eos_ids)
+
+        def append(beams: Beams, parents: jax.Array, token: jax.Array) -> Beams:
+            new = (token, log_probs[rows, parents, token], adjusted[rows, parents, token])
+            longer = (array.at[:, :, step].set(x) for array, x in zip(beams[:3], new, strict=True))
+            return Beams(*longer, lengths=beams.lengths + 1, ended=beams.ended, scores=beams.scores)
+
+        log_probs = jax.nn.log_softmax(search.logits)
+        ids = jnp.repeat(prompts.ids, beams, axis=0).at[generated].set(live.ids.reshape(-1, max_tokens))
+        adjusted = adjust(log_probs, ids, starts + step, starts, penalty, settings)
+        log_probs, adjusted = (array.reshape(batch, beams, vocab) for array in (log_probs, adjusted))
         if eos_ids:
-            log_prob = log_probs[..., eos].max(axis=-1)
-            scores = jnp.where((step < limits)[:, None], settings.normalize(live.scores + log_prob, step + 1), -jnp.inf)
-            new = _append(live, eos[jnp.argmax(log_probs[..., eos], axis=-1)], log_prob, step)
+            new = append(live, jnp.arange(beams), eos[jnp.argmax(adjusted[..., eos], axis=-1)])
+            total = live.scores + adjusted[..., eos].max(axis=-1)
+            scores = jnp.where((step < limits)[:, None], settings.normalize(total, step + 1), -jnp.inf)
             ended = _best(ended, new._replace(scores=scores, ended=jnp.isfinite(scores)))
-        likely, tokens = jax.lax.top_k(log_probs, per_beam)
+        likely, tokens = jax.lax.top_k(adjusted, per_beam)
         scores = jnp.where(jnp.isin(tokens, eos), -jnp.inf, live.scores[..., None] + likely)
         scores, picked = jax.lax.top_k(scores.reshape(batch, -1), beams)
-        parents = picked // per_beam
-        token, log_prob = (array.reshape(batch, -1)[rows, picked] for array in (tokens, likely))
-        longer = _append(_take(live, parents), token, log_prob, step)._replace(scores=scores)
+        parents, token = picked // per_beam, tokens.reshape(batch, -1)[rows, picked]
+        longer = append(_take(live, parents), parents, token)._replace(scores=scores)
         choose = jax.vmap(lambda is_within, *choice: jax.tree.map(functools.partial(jnp.where, is_within), *choice))
         live = choose(step < limits, longer, live)
         flat = (rows * beams + parents).reshape(-1)
         cache = jax.tree.map(lambda array, axis: jnp.take(array, flat, axis=axis), search.cache, axes)
-        positions = jnp.repeat(prompts.starts + step, beams)[:, None]
-        logits, cache = extend(model, params, token.reshape(-1, 1), positions, cache)
+        logits, cache = extend(model, params, token.reshape(-1, 1), (starts + step)[:, None], cache)
         return step + 1, _Search(ended, live, logits[:, 0], cache)
 
-    nothing = Beams(
-        ids=jnp.zeros((batch, beams, max_tokens), jnp.int32),
-        log_probs=jnp.zeros((batch, beams, max_tokens)),
-        lengths=jnp.zeros((batch, beams), jnp.int32),
-        ended=jnp.zeros((batch, beams), bool),
-        scores=jnp.full((batch, beams), -jnp.inf),
-    )
+    ids, lengths = jnp.zeros((batch, beams, max_tokens), jnp.int32), jnp.zeros((batch, beams), jnp.int32)
+    of_tokens, scores = jnp.zeros(ids.shape), jnp.full(lengths.shape, -jnp.inf)
+    nothing = Beams(ids, of_tokens, of_tokens, lengths, ended=jnp.zeros(lengths.shape, bool), scores=scores)
     start = _Search(
         ended=nothing,
         live=nothing._replace(scores=nothing.scores.at[:, 0].set(0.0)),  # the other beams are copies of the first
@@ -134,15 +141,6 @@ def beam_search(
     )
     _, search = jax.lax.while_loop(is_unfinished, next_token, (0, start))
     return _best(search.ended, search.live._replace(scores=settings.normalize(search.live.scores, limits[:, None])))
-
-
-def _append(sequences: Beams, token: jax.Array, log_prob: jax.Array, step: jax.Array) -> Beams:
-    """The sequences, each with one more token."""
-    return sequences._replace(
-        ids=sequences.ids.at[:, :, step].set(token),
-        log_probs=sequences.log_probs.at[:, :, step].set(log_prob),
-        lengths=sequences.lengths + 1,
-    )
 
 
 def _best(one: Beams, other: Beams) -> Beams:

@@ -16,8 +16,8 @@ from paxcli.layers.matmul import output_first
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.sharding import current_device
 from paxcli.mesh.weights import Weight, weights_of
-from paxcli.models.base import CausalModel, DecodingModel, Extended, PerRow, Seq2SeqModel, take_last
-from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, penalize, sequence_settings
+from paxcli.models.base import CausalModel, DecodingModel, Extended, PerRow, Seq2SeqModel
+from paxcli.models.sampling import Sampling, SequenceSettings, adjust, choose, num_candidates, sequence_settings
 from paxcli.models.transformer import TransformerModel
 
 
@@ -26,15 +26,13 @@ class DecodeState(NamedTuple):
 
     Attributes:
       ids: Prompt and continuation, [B, S], 0 after the end.
-      log_probs: Log-probability of each token given those before it; 0 at position 0, after the end, and in prompts
-        that `prefill` did not score.
+      log_probs: Log-probability of each generated token given those before it; 0 in prompts and after the end.
       lengths: Tokens of prompt and continuation, the end token included, [B].
       ended: Whether an end token was generated, [B].
-      starts: Tokens of the prompts, without a given continuation, [B].
+      starts: Tokens of the prompts, [B].
       limits: Tokens of prompt and continuation at the most, [B].
       settings: Those of the sequences, [B].
       logits: Of the next token, [B, V] float32.
-      is_earlier: Whether a sequence has a token, [B, V]; None = no sequence has a repetition penalty.
       cache: The decode cache.
     """
 
@@ -46,7 +44,6 @@ class DecodeState(NamedTuple):
     limits: PerRow
     settings: SequenceSettings
     logits: Float[jax.Array, "B V"]
-    is_earlier: Bool[jax.Array, "B V"] | None
     cache: Cache
 
     @property
@@ -64,12 +61,14 @@ def generate(
       The sequences, of up to P + `max_tokens` tokens, or 1 + `max_tokens` in a target, which starts with token 0; the
       cache is None.
     """
-    max_tokens, penalized = sampling.max_tokens, sampling.repetition_penalty is not None
+    max_tokens = sampling.max_tokens
     assert max_tokens is not None
     size = max_tokens + (1 if isinstance(model, Seq2SeqModel) else ids.shape[1])
     of_all = sequence_settings(sampling, seed, 0)
     settings = SequenceSettings(*(jnp.full(len(ids), x) for x in of_all))._replace(number=jnp.arange(len(ids)))
-    state = prefill(model, params, ids, lengths, lengths, max_tokens, settings, size, False, penalized)
+    if sampling.repetition_penalty is None:
+        settings = settings._replace(repetition_penalty=None)
+    state = prefill(model, params, ids, lengths, max_tokens, settings, size)
     return advance(model, params, state, max_tokens, num_candidates(of_all), sampling)._replace(cache=None)
 
 
@@ -78,12 +77,9 @@ def prefill(
     params: dict,
     ids: Int[jax.Array, "B P"],
     lengths: PerRow,
-    starts: PerRow,
     max_tokens: int | PerRow,
     settings: SequenceSettings,
     size: int,
-    scored: bool,
-    penalized: bool = False,
     bos_id: int = 0,
 ) -> DecodeState:
     """Runs prompts, right-padded to P, in one pass; or encodes sources, whose targets start with `bos_id`.
@@ -93,44 +89,32 @@ def prefill(
       params: Its parameters.
       ids: Prompts or sources.
       lengths: Tokens of each.
-      starts: Tokens of each prompt without its given continuation.
       max_tokens: The most tokens to generate.
       settings: Those of the sequences, [B].
       size: S, of the cache too.
-      scored: Whether the tokens of `ids` get log-probabilities, which takes the logits of all: [B, P, V].
-      penalized: Whether a sequence has a repetition penalty.
       bos_id: The first token of a target.
     """
     in_prompt = jnp.arange(ids.shape[1]) < lengths[:, None]
     if isinstance(model, Seq2SeqModel):
         cache = model.apply({"params": params}, ids, in_prompt.astype(jnp.int32), size, method="encode_source")
         ids, lengths = jnp.full((len(ids), 1), bos_id, jnp.int32), jnp.ones(len(ids), jnp.int32)
-        starts, in_prompt = lengths, jnp.ones_like(ids, bool)
+        in_prompt = jnp.ones_like(ids, bool)
     else:
         assert isinstance(model, CausalModel)
         cache = model.init_cache(len(ids), size)
     batch, width = ids.shape
     positions = jnp.broadcast_to(jnp.arange(width), ids.shape)
-    segment_ids = jnp.where(positions < starts[:, None], model.prompt_segment_id, in_prompt.astype(jnp.int32))
-    last, log_probs = lengths - 1, jnp.zeros((batch, width - 1))
-    logits, cache = extend(model, params, ids, positions, cache, segment_ids, None if scored else last)
-    if scored:
-        found = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], axis=-1)[..., 0]
-        log_probs = jnp.where(in_prompt[:, 1:], found, log_probs)
-        logits = take_last(logits, last)
-    is_earlier = None
-    if penalized:
-        is_earlier = jnp.zeros((batch, logits.shape[-1]), bool).at[jnp.arange(batch)[:, None], ids].max(in_prompt)
+    segment_ids = jnp.where(in_prompt, model.prompt_segment_id, 0)
+    logits, cache = extend(model, params, ids, positions, cache, segment_ids, lengths - 1)
     return DecodeState(
         ids=jnp.pad(jnp.where(in_prompt, ids, 0), ((0, 0), (0, size - width))),
-        log_probs=jnp.pad(log_probs, ((0, 0), (1, size - width))),
+        log_probs=jnp.zeros((batch, size)),
         lengths=lengths,
         ended=jnp.zeros(batch, bool),
-        starts=starts,
+        starts=lengths,
         limits=lengths + max_tokens,
         settings=settings,
         logits=logits[:, 0],
-        is_earlier=is_earlier,
         cache=cache,
     )
 
@@ -140,7 +124,6 @@ def advance(
 ) -> DecodeState:
     """Generates up to `steps` tokens of each sequence; returns early when all are done. `candidates`: of `choose`."""
     rows, size, settings = jnp.arange(len(state.ids)), state.ids.shape[1], state.settings
-    eos_ids = sampling.eos_ids or ()
     row_keys = jax.vmap(jax.random.fold_in)(jax.vmap(jax.random.key)(settings.seed), settings.number)
 
     def is_unfinished(carry: tuple[Any, DecodeState]) -> jax.Array:
@@ -149,11 +132,8 @@ def advance(
 
     def next_token(carry: tuple[Any, DecodeState]) -> tuple[Any, DecodeState]:
         step, state = carry
-        logits, is_earlier = state.logits, state.is_earlier
-        if is_earlier is not None:
-            logits = penalize(logits, is_earlier, settings.repetition_penalty)
-        is_early = state.lengths - state.starts < sampling.min_tokens
-        logits = exclude(logits, is_early, eos_ids) if sampling.min_tokens else logits
+        lengths, penalty = state.lengths, settings.repetition_penalty
+        logits = adjust(state.logits, state.ids, lengths, state.starts, penalty, sampling)
         keys = functools.partial(jax.vmap(jax.random.fold_in), row_keys, state.lengths)
         token = choose(logits, keys, settings, candidates, sampling)
         log_prob = state.logits[rows, token] - jax.nn.logsumexp(state.logits, axis=-1)
@@ -166,9 +146,8 @@ def advance(
             ids=ids,
             log_probs=log_probs,
             lengths=state.lengths + ~done,
-            ended=state.ended | (~done & jnp.isin(token, jnp.array(eos_ids, jnp.int32))),
+            ended=state.ended | (~done & jnp.isin(token, jnp.array(sampling.eos_ids or (), jnp.int32))),
             logits=next_logits[:, 0],
-            is_earlier=None if is_earlier is None else is_earlier.at[rows, token].set(True),
             cache=cache,
         )
 
@@ -207,12 +186,6 @@ def score(
     logits, _ = extend(model, params, inputs, positions, None, segment_ids)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
     return log_probs, jnp.argmax(logits, axis=-1) == targets
-
-
-def exclude(logits: Float[jax.Array, "... V"], where: jax.Array, ids: tuple[int, ...]) -> jax.Array:
-    """Gives `ids` the logit -inf where `where` [...] holds."""
-    is_excluded = jnp.zeros(logits.shape[-1], bool).at[jnp.array(ids, jnp.int32)].set(True)
-    return jnp.where(where[..., None] & is_excluded, -jnp.inf, logits)
 
 
 def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], axes: Any) -> DecodeState:
@@ -268,7 +241,7 @@ def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:
 
     def cache_of(rows: int) -> Cache:
         ids, one = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
-        return prefill(model, params, ids, one, one, one, SequenceSettings(*[one] * 6), size, False).cache
+        return prefill(model, params, ids, one, one, SequenceSettings(*[one] * 6), size).cache
 
     small, large = (jax.eval_shape(functools.partial(cache_of, rows)) for rows in (1, 2))
     return jax.tree.map(lambda a, b: [m != n for m, n in zip(a.shape, b.shape, strict=True)].index(True), small, large)

@@ -15,8 +15,11 @@ from paxcli.config import fields
 from paxcli.config.configurable import Configurable
 from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError
+from paxcli.layers.base import Ids
+from paxcli.models.base import PerRow
 
 Logits = Float[jax.Array, "B V"]
+Penalty = Float[jax.Array, " B"]
 
 _ALL = 2**31 - 1  # candidates: every token of the vocabulary
 
@@ -32,6 +35,11 @@ class Decoding(Configurable):
       stop: Texts that end a sequence. Its text ends before them.
       num_samples: Sequences per prompt, sorted by score: the log-probability, or that of beam search.
       batch_size: Sequences that are decoded at a time (Pax: `num_cache_slots`).
+      repetition_penalty: Divides the logits above 0 of all tokens of the prompt and of the text so far, and multiplies
+        those below, before all else (Keskar et al., 2019); above 1 it discourages repetition; None = off. Beam search
+        applies it to log-probabilities, as Hugging Face transformers does.
+      no_repeat_ngram_size: n: a sequence of n tokens that the prompt or the text so far has is not generated again, as
+        in Hugging Face transformers; None = off.
     """
 
     max_tokens: fields.Tokens | None = None
@@ -40,6 +48,8 @@ class Decoding(Configurable):
     stop: tuple[str, ...] = ()
     num_samples: fields.PositiveInt = 1
     batch_size: fields.Examples = 16
+    repetition_penalty: fields.PositiveFloat | None = None
+    no_repeat_ngram_size: fields.PositiveInt | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -59,8 +69,6 @@ class Sampling(Decoding):
       epsilon: Only tokens with at least this probability (epsilon sampling, Hewitt et al., 2022); 0 = all.
       truncate_before_temperature: Whether `top_p` and `epsilon` refer to the probabilities at temperature 1, as in Pax.
         False: at `temperature`, as in Hugging Face transformers.
-      repetition_penalty: Divides the logits above 0 of all tokens of the prompt and of the text so far, and multiplies
-        those below, before all else (Keskar et al., 2019); above 1 it discourages repetition; None = off.
     """
 
     temperature: fields.NonNegativeFloat = 0.0
@@ -68,7 +76,6 @@ class Sampling(Decoding):
     top_p: fields.PositiveFraction | None = None
     epsilon: fields.DecayRate = 0.0
     truncate_before_temperature: bool = False
-    repetition_penalty: fields.PositiveFloat | None = None
 
 
 class SequenceSettings(NamedTuple):
@@ -78,7 +85,7 @@ class SequenceSettings(NamedTuple):
       temperature: Divides the logits; 0 = greedy decoding.
       top_k: Only the k most likely tokens; 0 = all.
       top_p: Only the nucleus with this probability; 1 = all.
-      repetition_penalty: Penalty on the logits of earlier tokens; 1 = none.
+      repetition_penalty: Penalty on the logits of earlier tokens; 1 = none; None instead of an array = of no row.
       seed: Seeds the sampling, with `number`: it does not depend on the other rows.
       number: The sequence's number.
     """
@@ -91,9 +98,10 @@ class SequenceSettings(NamedTuple):
     number: Any
 
 
-def sequence_settings(sampling: Sampling, seed: Any, number: Any) -> SequenceSettings:
+def sequence_settings(decoding: Decoding, seed: Any, number: Any) -> SequenceSettings:
     """The settings of a sequence that has none of its own."""
-    top_k, top_p, penalty = sampling.top_k or 0, sampling.top_p or 1.0, sampling.repetition_penalty or 1.0
+    sampling = decoding if isinstance(decoding, Sampling) else Sampling()
+    top_k, top_p, penalty = sampling.top_k or 0, sampling.top_p or 1.0, decoding.repetition_penalty or 1.0
     return SequenceSettings(sampling.temperature, top_k, top_p, penalty, seed, number)
 
 
@@ -106,10 +114,38 @@ def num_candidates(settings: SequenceSettings) -> int:
     return 1 << (largest - 1).bit_length() if largest else 0
 
 
-def penalize(logits: Logits, is_earlier: Bool[jax.Array, "B V"], penalty: Float[jax.Array, " B"]) -> Logits:
-    """Logits with the repetition penalty of each row on those of its earlier tokens."""
-    factor = jnp.where(is_earlier, penalty[:, None], 1.0)
-    return jnp.where(logits > 0, logits / factor, logits * factor)
+def adjust(
+    logits: Logits, ids: Ids, lengths: PerRow, starts: PerRow, penalty: Penalty | None, decoding: Decoding
+) -> Logits:
+    """Logits, or log-probabilities, with the repetition penalty, and -inf for tokens that may not come next.
+
+    Args:
+      logits: Of the next token.
+      ids: Prompt and text so far.
+      lengths: Tokens of both.
+      starts: Tokens of the prompts.
+      penalty: The repetition penalty of each row; 1 = none; None = of no row.
+      decoding: What all rows share: `no_repeat_ngram_size`, `min_tokens` and `eos_ids`.
+    """
+    vocab_size = logits.shape[-1]
+    if penalty is not None:
+        factor = jnp.where(_ends_ngram(ids, lengths, 1, vocab_size), penalty[:, None], 1.0)
+        logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    if size := decoding.no_repeat_ngram_size:
+        logits = jnp.where(_ends_ngram(ids, lengths, size, vocab_size), -jnp.inf, logits)
+    if decoding.min_tokens:
+        is_end = jnp.isin(jnp.arange(vocab_size), jnp.array(decoding.eos_ids or (), jnp.int32))
+        logits = jnp.where((lengths - starts < decoding.min_tokens)[:, None] & is_end, -jnp.inf, logits)
+    return logits
+
+
+def _ends_ngram(ids: jax.Array, lengths: jax.Array, size: int, vocab_size: int) -> Bool[jax.Array, "B V"]:
+    """The tokens that would complete a sequence of `size` tokens that the row has already; with 1, all it has."""
+    rows, starts = jnp.arange(len(ids))[:, None], jnp.arange(ids.shape[1] - size + 1)
+    ngrams = ids[:, starts[:, None] + jnp.arange(size)]
+    last = ids[rows, lengths[:, None] - jnp.arange(size - 1, 0, -1)]
+    is_again = jnp.all(ngrams[..., :-1] == last[:, None], axis=-1) & (starts + size <= lengths[:, None])
+    return jnp.zeros((len(ids), vocab_size), bool).at[rows, ngrams[..., -1]].max(is_again)
 
 
 def choose(

@@ -20,7 +20,7 @@ from paxcli.convert.layout import Layers, Layout, from_pax
 from paxcli.convert.paxml import paxml_layout
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.mesh.weights import weights_of
-from paxcli.models.decoding import DecodeState, advance, prefill
+from paxcli.models.decoding import DecodeState, advance, prefill, score
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Sampling, sequence_settings
 from paxcli.nested_map import NestedMap
@@ -172,8 +172,11 @@ def _compare_decode(model: LanguageModel, arrays: Mapping[str, np.ndarray], grou
     @functools.partial(jax.jit, static_argnames="rest")
     def run(ids: jax.Array, lengths: jax.Array, rest: int) -> DecodeState:
         settings = jax.tree.map(lambda x: jnp.full(1, x), sequence_settings(Sampling(), 0, 0))
-        prompt = prefill(model, params, ids, lengths, lengths, rest, settings, ids.shape[1] + rest, True)
-        return advance(model, params, prompt, rest, 0, Sampling(eos_ids=(eos_id,)))
+        settings = settings._replace(repetition_penalty=None)
+        prompt = prefill(model, params, ids, lengths, rest, settings, ids.shape[1] + rest)
+        found = advance(model, params, prompt, rest, 0, Sampling(eos_ids=(eos_id,)))
+        of_prompt, _ = score(model, params, ids, lengths)
+        return found._replace(log_probs=found.log_probs.at[:, 1 : ids.shape[1]].set(of_prompt))
 
     same, worst = True, 0.0
     for prompt, length, output, expected in zip(

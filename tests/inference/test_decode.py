@@ -182,6 +182,10 @@ def test_a_continuation_is_scored(decode, params):
     np.testing.assert_allclose(scored["log_probs"], expected, **FLOAT32)
     assert generated["finish_reason"] == "length" and len(generated["ids"]) == 78  # as many as fit
     np.testing.assert_allclose(by_ids["log_probs"], log_probs_of(params, TOKENIZER.encode("dbc"))[1:], **FLOAT32)
+    empty = Prompt("def ", max_tokens=3, continuation="")
+    several = decode([rows[0], Prompt("x", max_tokens=3), empty], Sampling(num_samples=2, temperature=1.0))
+    assert [one["finish_reason"] for one in several] == ["given", "length", "length", "given"]
+    assert several[0] == scored and (several[3]["ids"], several[3]["log_probs"], several[3]["score"]) == ([], [], 0)
 
 
 def test_rows_are_scored_as_by_full_passes(params):

@@ -1,11 +1,11 @@
-"""The repetition penalty, against HF `transformers` (tests/data/hf_generate.py)."""
+"""The repetition penalty and `no_repeat_ngram_size`, against HF `transformers` (tests/data/hf_generate.py)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import fiddle as fdl
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from paxcli.inference.decode import PromptDecoder
 from paxcli.inference.prompts import Prompt, parse_prompt
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.models.beam_search import BeamSearch
-from paxcli.models.sampling import Sampling, SequenceSettings, choose, penalize
+from paxcli.models.sampling import Sampling, adjust
 from tests.models import hf_families
 from tests.tolerances import FLOAT32
 
@@ -64,10 +64,42 @@ def test_end_tokens_are_excluded_with_a_penalty():
     settings = Sampling(repetition_penalty=1.3, min_tokens=24, max_tokens=24, eos_ids=(first[0],))
     (found,) = decode([Prompt(ids=PROMPTS[1])], settings)
     assert len(found["ids"]) == 24 and first[0] not in found["ids"]
-    logits = penalize(jnp.array([[-jnp.inf, 2.0, -2.0]]), jnp.ones((1, 3), bool), jnp.array([1.3]))
+    ids, length = jnp.array([[0, 1, 2, 0]]), jnp.array([3])
+    logits = adjust(jnp.array([[-jnp.inf, 2.0, -2.0]]), ids, length, length, jnp.array([1.3]), Sampling())
     np.testing.assert_allclose(logits, [[-np.inf, 2 / 1.3, -2.6]], **FLOAT32)
-    row = SequenceSettings(*(jnp.array([x]) for x in (0.0, 0, 1.0, 1.3, 0, 0)))
-    assert choose(logits, lambda: jax.random.split(jax.random.key(0), 1), row, 0, Sampling()).tolist() == [1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_sequence_of_n_tokens_comes_twice(size):
+    found = decode([Prompt(ids=row) for row in PROMPTS], Sampling(no_repeat_ngram_size=size, **FIELDS))
+    assert [one["ids"] for one in found] == DATA["ngrams"][str(size)]
+    for row, one in zip(PROMPTS, found, strict=True):
+        text = [*row, *one["ids"]]
+        ngrams = [tuple(text[start : start + size]) for start in range(len(text) - size + 1)]
+        assert all(ngrams.index(ngrams[at]) == at for at in range(len(row), len(ngrams)))
+
+
+def test_n_may_exceed_the_length():
+    found = decode([Prompt(ids=row) for row in PROMPTS], Sampling(no_repeat_ngram_size=500, **FIELDS))
+    assert [one["ids"] for one in found] == OUTPUTS[1.0]["ids"]
+
+
+@pytest.mark.parametrize("size", [None, 2, 3])
+def test_beams_are_those_of_transformers(size):
+    """Their scores too, which have the penalty; the log-probabilities are the model's."""
+    wanted = [one for one in DATA["beams"] if one["ngram_size"] == (size or 0)]
+    of_beams = BeamSearch(beam_size=3, num_samples=3, length_norm_alpha=0.0, no_repeat_ngram_size=size, **FIELDS)
+    prompts = [parse_prompt({"ids": one["prompt"], "repetition_penalty": one["penalty"]}) for one in wanted]
+    found = iter(decode(prompts, of_beams))
+    for one in wanted:
+        beams = list(itertools.islice(found, 3))
+        assert [beam["ids"] for beam in beams] == one["ids"]
+        np.testing.assert_allclose([beam["score"] for beam in beams], one["scores"], atol=3e-4)
+        for beam in beams:
+            before = [{*one["prompt"], *beam["ids"][:count]} for count in range(len(beam["ids"]))]
+            factors = [one["penalty"] if x in seen else 1 for x, seen in zip(beam["ids"], before, strict=True)]
+            np.testing.assert_allclose(np.dot(beam["log_probs"], factors), beam["score"], **FLOAT32)
+    assert len({one["penalty"] for one in wanted}) == {None: 3, 2: 1, 3: 1}[size]
 
 
 def test_mistakes_name_the_field():
@@ -75,5 +107,5 @@ def test_mistakes_name_the_field():
         Sampling(repetition_penalty=0.0)
     with pytest.raises(ConfigError, match="repetition_penalty must be above 0"):
         parse_prompt({"prompt": "a", "repetition_penalty": -1.0})
-    with pytest.raises(ConfigError, match="with beam search it has no `repetition_penalty`"):
-        decode([Prompt(ids=[3], repetition_penalty=1.1)], BeamSearch(max_tokens=2))
+    with pytest.raises(ConfigError, match="no_repeat_ngram_size must be"):
+        Sampling(no_repeat_ngram_size=0)

@@ -49,11 +49,9 @@ def search(kind: type, limits: list[int], **settings) -> Beams:
             params,
             jnp.array(PROMPTS),
             jnp.array(LENGTHS),
-            jnp.array(LENGTHS),
             jnp.array(limits),
-            SequenceSettings(*[jnp.zeros(2)] * 6),
+            SequenceSettings(*[jnp.ones(2)] * 6),
             size,
-            False,
             bos_id=BOS,
         )
         return beam_search(model, params, prompts, cache_axes(model, params, size), longest, beam)
