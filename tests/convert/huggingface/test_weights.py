@@ -155,13 +155,19 @@ def test_a_tied_llama_trains_decodes_and_is_exported_with_its_tokenizer(tmp_path
 def test_generation_config_comes_in_and_goes_out(tmp_path: pathlib.Path):
     source = write_directory(tmp_path / "hf", "llama2")
     given = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 5], "repetition_penalty": 1.1}
-    given |= {"max_new_tokens": 7, "bos_token_id": 1, "num_beams": 1, "no_repeat_ngram_size": 3}
+    given |= {"max_new_tokens": 7, "bos_token_id": 1, "num_beams": 1, "no_repeat_ngram_size": 3, "typical_p": 0.9}
     (source / "generation_config.json").write_text(json.dumps(given))
-    assert pax.import_weights(source, tmp_path / "run").not_imported == ["no_repeat_ngram_size"]
+    assert pax.import_weights(source, tmp_path / "run").not_imported == ["typical_p"]
     run = pax.Run(tmp_path / "run")
     # Without `top_k`, transformers sample from the 50 most likely tokens.
     assert fdl.build(run.config.decoding) == Sampling(
-        temperature=0.6, top_k=50, top_p=0.9, eos_ids=(2, 5), max_tokens=7, repetition_penalty=1.1
+        temperature=0.6,
+        top_k=50,
+        top_p=0.9,
+        eos_ids=(2, 5),
+        max_tokens=7,
+        repetition_penalty=1.1,
+        no_repeat_ngram_size=3,
     )
     pax.export_weights(run, tmp_path / "same")
     assert (tmp_path / "same/generation_config.json").read_text() == json.dumps(given)
@@ -169,8 +175,8 @@ def test_generation_config_comes_in_and_goes_out(tmp_path: pathlib.Path):
     other["decoding.repetition_penalty"] = 1.3
     pax.export_weights(pax.Run(run.path, pax.load(f"{run.path}/", set=other)), tmp_path / "other")
     written = json.loads((tmp_path / "other/generation_config.json").read_text())
-    assert (written["do_sample"], written["stop_strings"], written["no_repeat_ngram_size"]) == (False, ["."], 3)
-    values = {"eos_ids": [2, 5], "max_tokens": 7, "stop": ["."], "repetition_penalty": 1.3}
+    assert (written["do_sample"], written["stop_strings"], written["typical_p"]) == (False, ["."], 0.9)
+    values = {"eos_ids": [2, 5], "max_tokens": 7, "stop": ["."], "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
     assert decoding_values(written)[0] == values
     without = pax.load(f"{run.path}/", set={"decoding.repetition_penalty": None})
     pax.export_weights(pax.Run(run.path, without), tmp_path / "without")
@@ -187,7 +193,7 @@ def test_generation_config_comes_in_and_goes_out(tmp_path: pathlib.Path):
             {"repetition_penalty": 1.1},
             [],
         ),  # greedy decoding has it too
-        ({"repetition_penalty": 1.0, "min_length": 2}, {}, ["min_length"]),
+        ({"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 2}, {}, ["min_length"]),
         ({"eos_token_id": 2, "num_beams": 4, "min_length": 0}, {"eos_ids": [2]}, ["num_beams"]),
         ({"do_sample": True, "epsilon_cutoff": 0.1, "top_k": 9}, {"temperature": 1.0, "top_k": 9, "epsilon": 0.1}, []),
     ],
