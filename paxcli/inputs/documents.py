@@ -108,11 +108,9 @@ class Reading:
         }[self.format or format_of(file.name)]
         for place, record in read(file):
             try:
-                document = parse(record, place)
+                yield parse(record, place)
             except DataError as error:
                 bad.add(error)
-            else:
-                yield document
 
     def document_of(self, record: dict[str, Any], place: str) -> Any:
         """The document of a record, here its text. A subclass may override this, together with `columns`.

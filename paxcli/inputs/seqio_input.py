@@ -174,10 +174,9 @@ class SeqIOInput(StreamInput):
 
     def _take_host_rows(self, batch: NestedMap) -> NestedMap:
         """This host's rows of a batch, after a check against the model's vocabulary size."""
-        assert self.batch_size is not None
-        if not self.is_sharded and self.num_infeed_hosts > 1:
-            first = self.infeed_host_index * self.batch_size
-            batch = _slice(batch, first, first + self.batch_size)
+        if not self.is_sharded:
+            size = num_rows(batch) // self.num_infeed_hosts
+            batch = _slice(batch, self.infeed_host_index * size, (self.infeed_host_index + 1) * size)
         largest = max((int(batch[key].max()) for key in _ID_FIELDS if key in batch), default=0)
         if self.vocab_size is not None and largest >= self.vocab_size:
             hint = f"Set the model's vocab_size to {largest + 1} or more, or use the model's tokenizer."
