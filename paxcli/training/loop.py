@@ -116,11 +116,16 @@ class TrainingRun:
     def _eval_positions(self) -> dict[str, Any]:
         return {split: source.get_state() for split, source in self.continued.items()}
 
-    def run(self, warm_start: WarmStart | None, goodput: Goodput) -> None:
-        """Trains from the latest checkpoint, or from the start: to the last step, an early stop, or a signal."""
+    def run(self, warm_start: WarmStart | None, goodput: Goodput, recipe_text: str) -> None:
+        """Trains from the latest checkpoint, or from the start: to the last step, an early stop, or a signal.
+
+        `recipe_text`: the recipe as YAML, which replaces that of a resumed run once its checkpoint is restored.
+        """
         self.started, self.goodput = time.perf_counter(), goodput
         with goodput.time(COMPILE):
             train_step, state, first_batch = self._compile(warm_start)
+        if self.resumes and jax.process_index() == 0:
+            self.run_dir.describe(self.session.config, recipe_text)
         self.last_step = goodput.first_step = goodput.step = int(state.step)
         lines = [line for line in self.lines if line["step"] <= self.last_step]
         self.divergence = DivergenceCheck(self.task.train.learner, self.last_step, int(state.skipped_steps), lines)
@@ -367,7 +372,8 @@ def train(
             copy_tokenizers(config, run_dir.path)
             if warm_start is not None:
                 copy_origin(warm_start, run_dir.path)
-            run_dir.describe(config, recipe_text, warm_start.options if warm_start is not None else None)
+            if not run.resumes:
+                run_dir.describe(config, recipe_text, warm_start.options if warm_start is not None else None)
         warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
         if warmup > run.num_train_steps:
             report.message(f"The run ends within its warmup of {warmup} steps: its rate stays below the peak.")
@@ -386,7 +392,7 @@ def train(
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, run.last_step)))
         try:
             with explain_out_of_memory(session, run_dir.profile):
-                run.run(warm_start or run.imported, goodput)
+                run.run(warm_start or run.imported, goodput, recipe_text)
         except PaxError:
             run_dir.check_in_place()  # if the directory was renamed, that is the cause
             raise

@@ -128,8 +128,10 @@ def test_a_run_of_epochs_reads_each_row_as_often_and_is_the_run_of_so_many_steps
     pax.train("run", progress=finished)
     assert "is finished" in finished.lines[0]
     file.write_text("".join(lines[:9]))
+    before = {name: (tmp_path / "run" / name).read_text() for name in ("recipe.yaml", "config.txt", "environment.json")}
     with pytest.raises(DataError, match="its data has changed"):
         pax.train(pax.load("run", set={"num_train_epochs": 4}), "run", allow_changed=True, progress=Messages())
+    assert before == {name: (tmp_path / "run" / name).read_text() for name in before}  # it did not resume
     file.write_text("".join(lines))
     longer = pax.train(pax.load("run", set={"num_train_epochs": 4}), "run", allow_changed=True, progress=Messages())
     assert longer.result is not None and longer.result["steps"] == 10 and len(rows_read[-8:]) == 8
