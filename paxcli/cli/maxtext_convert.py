@@ -121,10 +121,9 @@ def _output_files(out: Path | None, launches: int, python: bool, as_json: bool) 
 
 def _print_maxtext_command(recipe: str, as_json: bool) -> None:
     from paxcli.config.resolve import resolve
-    from paxcli.convert.maxtext.convert import convert_recipe
-    from paxcli.convert.maxtext.recipe_to_launch import command_line
+    from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
 
-    keys, left = convert_recipe(resolve(recipe))
+    keys, left = to_maxtext(resolve(recipe).config)
     if left:
         print("MaxText has no key for: " + ", ".join(left), file=sys.stderr)
     command = command_line(keys)

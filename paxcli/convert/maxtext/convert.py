@@ -1,4 +1,4 @@
-"""Converts MaxText launches to recipes, and recipes to MaxText commands."""
+"""Converts the launches of a MaxText script to recipes, and describes them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from paxcli.config.assign import assign
-from paxcli.config.resolve import Resolved
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
-from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.sizes import flops, num_parameters
 from paxcli.convert.maxtext.source import read_source
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
-from paxcli.training.experiment import num_devices, summarize
+from paxcli.training.experiment import summarize
 from paxcli.training.validate import validate
 
 
@@ -109,9 +107,3 @@ def describe(
         counted = f"{tflops:,.2f} TFLOPs per step and device, {tflops / theirs.total - 1:+.2%} of MaxText's formula"
         text += f"\n\nChecked: pax counts {counted}."
     return result | {"report": text}
-
-
-def convert_recipe(resolved: Resolved) -> tuple[dict[str, str], list[str]]:
-    """MaxText's keys for a recipe, and the paths that it has no key for. See `to_maxtext`."""
-    has_mesh = resolved.values["mesh.ici_mesh_shape"].value is not None
-    return to_maxtext(resolved.config, num_devices(resolved.config) if has_mesh else None)

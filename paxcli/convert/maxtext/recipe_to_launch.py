@@ -19,6 +19,7 @@ from paxcli.convert.maxtext.settings import LAST_DAY
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes
+from paxcli.training.experiment import num_devices
 
 COMMAND = "python3 -m maxtext.trainers.pre_train.train"
 
@@ -27,17 +28,10 @@ _BLOCK = f"{_MODEL}.stack.block"
 _LEARNER = f"{_TRAIN}.learner"
 _NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
-_MUST_BE_EQUAL = (_MODEL, _LEARNER)
-_NOT_COMPARED = (f"{_MODEL}.params_init", "eval_inputs", "decode_", f"{_TRAIN}.global_batch", f"{_TRAIN}.percore_batch")
-# These change how weights are stored or initialized, how much memory a step needs, or when a run gives up, not what the
-# model computes.
-_MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
-_MAY_DIFFER += ("max_consecutive_skips", "loss_chunk")
 _DECAY_START = f"{_LEARNER}.schedule.decay_start"
-_REPORTED = ("optimizer.decay_norms_and_biases", "_dropout_prob")  # not refused
 
 
-def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, str], list[str]]:
+def to_maxtext(config: fdl.Config) -> tuple[dict[str, str], list[str]]:
     """Keys with which MaxText of `LAST_DAY` trains what a recipe does, and the paths that it has no key for.
 
     Raises:
@@ -47,12 +41,14 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
     if values.get(_DECAY_START, ...) == values.get(f"{_LEARNER}.schedule.warmup_steps"):
         values[_DECAY_START] = None  # means the same
-    keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
+    found = _keys(_in_one_block(values), num_devices(config))
+    keys = {key: _text(value) for key, value in found.items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
     again = plain_values(recipe_with(BASE_RECIPE, convert(launch, "maxtext", date=LAST_DAY).values))
+    parts = {name: tuple(paths) for name, paths in tables.part("back").items()}
     differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
-    differing = [p for p in differing if p.rpartition(".")[2] not in _MAY_DIFFER and not p.startswith(_NOT_COMPARED)]
-    if refused := [path for path in differing if path.startswith(_MUST_BE_EQUAL) and not path.endswith(_REPORTED)]:
+    differing = [p for p in differing if not p.startswith(parts["ignored"]) and not p.endswith(parts["may_differ"])]
+    if refused := [p for p in differing if p.startswith(parts["needed"]) and not p.endswith(parts["reported"])]:
         path = refused[0]
         problem = f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}."
         raise ConfigError(problem, f"For example `{path}` is {values.get(path)!r}; MaxText's is {again.get(path)!r}.")
@@ -97,7 +93,7 @@ def _text(value: Any) -> str:
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
-def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
+def _keys(values: Mapping[str, Any], devices: int) -> dict[str, Any]:
     get = values.get
     table = tables.table("recipe_keys").items()
     keys = {key: _their_value(get(path), *more) for path, (key, *more) in table if path in values}
@@ -112,7 +108,7 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
         keys["opt_type"] = "adamw"  # another optimizer, which `to_maxtext` refuses
     fields = tables.part("optimizers")[keys["opt_type"]][1]
     keys |= {key: get(f"{_LEARNER}.optimizer.{field}") for field, key in fields.items()}
-    return keys | _parts(values) | _learning(values) | remat_keys(values) | _mesh(values) | _batch(values, num_devices)
+    return keys | _parts(values) | _learning(values) | remat_keys(values) | _mesh(values) | _batch(values, devices)
 
 
 def _their_value(value: Any, off: Any = None, kinds: Mapping[str, Any] | None = None) -> Any:
@@ -201,10 +197,10 @@ def _mesh(values: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _batch(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
+def _batch(values: Mapping[str, Any], devices: int) -> dict[str, Any]:
     rows, slices = values.get(f"{_TRAIN}.percore_batch_size"), values.get(f"{_TRAIN}.num_microbatches", 1)
     if rows is None:
-        rows = values.get(f"{_TRAIN}.global_batch_size", 1) / (num_devices or 1)
+        rows = values.get(f"{_TRAIN}.global_batch_size", 1) / devices
     tokens = int(rows / slices * values.get(f"{_MODEL}.max_seq_len", 0))
     chunk = values.get(f"{_MODEL}.loss_chunk")
     # The fewest tiles of at most `chunk` tokens; all are of one size, as in MaxText. None = one, its default.

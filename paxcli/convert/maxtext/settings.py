@@ -21,9 +21,6 @@ _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "o
 _LARGEST = 10**12
 _MOST_HINTS = 50  # nearest names are slow to find
 LAST_DAY = datetime.date(2026, 8, 22)  # that the tables cover
-_HARMLESS = ("attention", "dataset_type", "dataset_name", "eval_dataset_name", "add_bos", "load_balance_loss_weight")
-_HARMLESS += ("eval_split", "log_period", "_flops")
-_OF_EXPERTS = ("base_moe_mlp_dim", "shared_experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +258,7 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
     first, first_reason = max(came, key=lambda hint: hint[0])
     last, last_reason = min(went, key=lambda hint: hint[0])
     first = min(first, last)  # keys of different times, which MaxText would have rejected: the older ones win
-    harmless = _HARMLESS if "num_experts" in given else (*_HARMLESS, *_OF_EXPERTS)
+    harmless = [*tables.part("harmless"), *(tables.part("of_experts") if "num_experts" not in given else ())]
     usual = tables.part("defaults").items()
     changes = {key: list(timeline)[1:] for key, timeline in usual if key not in {*given, *harmless}}
     open_keys = tuple(key for key, days in changes.items() if any(first < day <= last for day in days))

@@ -19,10 +19,7 @@ _LEARNER = f"{_TRAIN}.learner"
 _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
 _GPT3_ROWS = 1536
-_FORMAT_KEYS = {"hf": "hf_path", "grain": "grain_file_type"}
 _MIXTURE = "grain_train_mixture_config_path"
-_FORMATS = {"json": "jsonl", "parquet": "parquet", "arrayrecord": "arrayrecord"}
-_TOKENIZERS = {"sentencepiece": "SentencePiece", "tiktoken": "Tiktoken", "huggingface": "HuggingFace"}
 _INPUTS = {"use_sft": "ChatInput", "use_dpo": "PreferenceInput"}
 _PAIR = ("prompt", "chosen", "rejected")
 
@@ -173,7 +170,7 @@ def _set_dpo(draft: Conversion) -> None:
 def _set_input(draft: Conversion, at: str, part: str) -> None:
     settings = draft.settings
     kind = "synthetic" if settings["reuse_example_batch"] and part == "train" else settings["dataset_type"]
-    if settings["use_dpo"] or kind in _FORMAT_KEYS:
+    if settings["use_dpo"] or kind in tables.part("format_keys"):
         _set_records(draft, at, part)
     elif kind in ("c4", "tfds"):
         draft.set(at, "C4Input", "dataset_type")
@@ -191,11 +188,11 @@ def _set_records(draft: Conversion, at: str, part: str) -> None:
     settings, loader = draft.settings, draft.settings["dataset_type"]
     uses = [key for key in _INPUTS if settings[key]]
     name = _INPUTS[uses[0]] if uses else "TextInput"
-    files_key = f"{loader}_{part}_files" if loader in _FORMAT_KEYS else "dataset_path"
+    format_key = tables.part("format_keys").get(loader, "dataset_type")
+    files_key = "dataset_path" if format_key == "dataset_type" else f"{loader}_{part}_files"
     files_key = _MIXTURE if files_key == "grain_train_files" and settings[_MIXTURE] else files_key
     keys = [files_key, *(["hf_eval_split"] if part == "eval" and settings["hf_eval_split"] else [])]
-    format_key = _FORMAT_KEYS.get(loader, "dataset_type")
-    kind = _FORMATS.get(settings[format_key])
+    kind = tables.part("formats").get(settings[format_key])
     files, is_dataset = settings[files_key], "/" in settings["hf_path"]
     if is_dataset and (loader == "hf") == bool(files):  # with `grain`, all files of the split
         files, keys = _files_in_dataset(settings, part, files), ["hf_path", *keys]
@@ -251,9 +248,9 @@ def _set_texts(draft: Conversion, path: str, key: str) -> None:
         draft.set(f"{path}.chat_template", settings["chat_template"], "chat_template")
     packs = settings["packing"] and not settings["use_dpo"]
     draft.set(f"{path}.packing", "first_fit" if packs else "one_per_row", "packing")
-    tokenizer = "HuggingFace" if settings["dataset_type"] == "hf" else _TOKENIZERS[settings["tokenizer_type"]]
-    draft.set(f"{path}.tokenizer", f"{tokenizer}Tokenizer", "dataset_type", "tokenizer_type")
-    if tokenizer != "HuggingFace":
+    kind = "huggingface" if settings["dataset_type"] == "hf" else settings["tokenizer_type"]
+    draft.set(f"{path}.tokenizer", tables.part("tokenizers")[kind], "dataset_type", "tokenizer_type")
+    if kind != "huggingface":
         draft.set(f"{path}.tokenizer.path", settings["tokenizer_path"] or None, "tokenizer_path")
 
 

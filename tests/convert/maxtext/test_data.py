@@ -207,7 +207,7 @@ def test_datasets_of_tfds_are_evaluated(date: str, keys: dict, expected: tuple) 
     assert (source.c4.path, source.c4.tokenizer_path) == ("gs://b", "t.model")
     assert not [text for text in converted.settings.undecided if "evaluation" in text]
     assert not [dropped for dropped in converted.settings.dropped if dropped.key.startswith("eval")]
-    back, _ = to_maxtext(config, 1)
+    back, _ = to_maxtext(config)
     assert [back[key] for key in ("eval_dataset_name", "eval_split", "dataset_path")] == [*expected[:2], "gs://b"]
 
 

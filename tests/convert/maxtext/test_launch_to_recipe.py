@@ -300,7 +300,7 @@ def test_vocabulary_tiles_are_chunks_of_the_loss() -> None:
     config = recipe_with(BASE_RECIPE, converted.values)
     for chunk, tiles in ((768, "8"), (700, "12"), (10**6, None), (None, None), ("auto", None)):
         config.task.model.loss_chunk = chunk
-        assert to_maxtext(config, None)[0].get("num_vocab_tiling") == tiles, chunk
+        assert to_maxtext(config)[0].get("num_vocab_tiling") == tiles, chunk
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
 
 
 def _there_and_back(first: Conversion) -> None:
-    back, left = to_maxtext(recipe_with(BASE_RECIPE, first.values), first.num_devices)
+    back, left = to_maxtext(recipe_with(BASE_RECIPE, first.values))
     assert left == []
     (launch,) = read_script(command_line(back)).launches
     second = convert(launch, "back", date=datetime.date(2026, 8, 22))
@@ -381,17 +381,17 @@ def test_no_keys_break_it(pairs: list[tuple[str, str]], date: str | None) -> Non
 
 
 def test_the_base_is_expressed_but_for_its_defaults() -> None:
-    keys, left = to_maxtext(load("maxtext-base").config, None)
+    keys, left = to_maxtext(load("maxtext-base").config)
     assert keys["decoder_block"] == "gpt3" and keys["warmup_steps_fraction"].startswith("0.1003996")
     assert not [path for path in left if path.startswith("task.model")]
 
 
 def test_what_maxtext_cannot_express_is_refused() -> None:
     with pytest.raises(ConfigError, match="MaxText cannot express .*per_dim_scale"):
-        to_maxtext(load("c4-1b").config, 4)
+        to_maxtext(load("c4-1b").config)
     config = load("maxtext-base").config
     config.task.train.learner.optimizer.decay_norms_and_biases = False
-    assert "task.train.learner.optimizer.decay_norms_and_biases" in to_maxtext(config, None)[1]
+    assert "task.train.learner.optimizer.decay_norms_and_biases" in to_maxtext(config)[1]
 
 
 def test_a_comment_cannot_end_a_recipe() -> None:

@@ -106,7 +106,7 @@ def test_what_pax_computes_otherwise_is_reported() -> None:
 def test_a_recipe_with_muon_becomes_a_command(keys: dict[str, float]) -> None:
     wanted = {"adam_weight_decay": 0, "muon_weight_decay": 0.3, **keys}
     config = recipe_with(BASE_RECIPE, of_keys(**TINY, **wanted).values)
-    back, left = to_maxtext(config, 1)
+    back, left = to_maxtext(config)
     assert back["opt_type"] == "muon" and not [path for path in left if "optimizer" in path]
     assert {key: float(back[key]) for key in wanted} == wanted
     again = recipe_with(BASE_RECIPE, convert(Launch(1, pairs=[Pair(*one, 1) for one in back.items()]), "back").values)
@@ -126,4 +126,4 @@ def test_a_muon_that_maxtext_does_not_have_is_refused(keys: dict, fields: dict, 
     for field, value in fields.items():
         setattr(config.task.train.learner.optimizer, field, value)
     with pytest.raises(ConfigError, match=rf"MaxText cannot express .* task\.train\.learner\.{problem}"):
-        to_maxtext(config, 1)
+        to_maxtext(config)

@@ -93,7 +93,7 @@ def test_a_warmup_stable_decay_schedule_has_maxtexts_rate_at_every_step(
 )
 def test_a_schedule_goes_back_to_maxtext(keys: dict[str, object]) -> None:
     first = of_keys(**keys)
-    back, left = to_maxtext(recipe_with(BASE_RECIPE, first.values), first.num_devices)
+    back, left = to_maxtext(recipe_with(BASE_RECIPE, first.values))
     assert left == [] and of_keys(**back).values == first.values
 
 

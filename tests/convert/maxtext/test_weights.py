@@ -112,7 +112,7 @@ def test_the_block_of_a_launch_is_known_without_it(tmp_path: pathlib.Path) -> No
     assert_same(carried(tmp_path, "llama2", checkpoint, "gelu", mlp_activations="[gelu,linear]")[1], ours)
     for block in ("llama2", "qwen3"):
         config = config_of("llama2", decoder_block=block)
-        assert decoder_block(config) == to_maxtext(config, 1)[0]["decoder_block"] == block
+        assert decoder_block(config) == to_maxtext(config)[0]["decoder_block"] == block
 
 
 @pytest.mark.parametrize("scanned", [True, False])
