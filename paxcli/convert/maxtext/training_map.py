@@ -28,7 +28,7 @@ def set_training(draft: Conversion) -> None:
     """Sets everything except the model and the mesh.
 
     Raises:
-      ConfigError: Pax does not have the optimizer, the schedule or the remat policy.
+      ConfigError: Pax does not have the optimizer, the schedule or the remat policy; or a value makes no sense.
     """
     set_remat(draft)
     _set_batch(draft)
@@ -232,6 +232,8 @@ def _files_in_dataset(settings: Settings, part: str, files: str = "") -> str:
 def _set_texts(draft: Conversion, path: str, key: str) -> None:
     """The columns of a text, a conversation, or a prompt and its answers; chat template, packing and tokenizer."""
     settings, columns = draft.settings, draft.settings[key]
+    if not columns:
+        raise ConfigError(f"{key}=[] names no column of the data.", f"Give it, such as `{key}=[text]`.")
     if settings["use_dpo"]:
         draft.set(f"{path}.column_map", dict(zip(_PAIR[-len(columns) :], columns, strict=False)), key)
         if len(columns) == 2:

@@ -13,6 +13,7 @@ from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.source import read_file
 from paxcli.convert.runs import recipe_with
+from paxcli.errors import ConfigError
 from tests.convert.maxtext.test_launch_to_recipe import of_keys
 
 SFT, DPO = "maxtext.trainers.post_train.sft.train_sft", "maxtext.trainers.post_train.dpo.train_dpo"
@@ -106,6 +107,15 @@ def test_columns_and_loss_of_sft(keys: dict, expected: dict, differs: list[str])
     named = [text.partition("=")[0] for text in converted.approximated]
     assert "use_sft" in named and "packing" not in named
     assert [key for key in named if key in (ALL_TOKENS, TUNIX)] == differs
+
+
+@pytest.mark.parametrize("kind", [{}, {"use_sft": "true"}, {"use_dpo": "true", "packing": "false"}], ids=str)
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_no_columns_are_an_error(kind: dict, part: str) -> None:
+    keys = {**OF_SFT, "use_sft": "false", **kind, "train_data_columns": "[chosen,rejected]", "eval_interval": 5}
+    with pytest.raises(ConfigError, match=rf"^{part}_data_columns=\[\] names no column") as error:
+        of_keys("2026-08-22", **{**keys, f"{part}_data_columns": "[]"})
+    assert f"{part}_data_columns=[text]" in str(error.value.hint)
 
 
 def test_what_sft_ignores_is_not_reported_for_other_data() -> None:
