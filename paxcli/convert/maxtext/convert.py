@@ -53,11 +53,10 @@ def convert_script(
         file = read_source(words, arguments)
         name = Path(words[0]).name if len(words) == 1 and "=" not in words[0] else "maxtext"
     names = [name, *(f"{name}, line {launch.line}" for launch in file.launches[1:])]
-    conversions = [
+    return [
         convert(launch, named, date=date, topology=topology, slices=slices)
         for launch, named in zip(file.launches, names, strict=False)
-    ]
-    return conversions, file
+    ], file
 
 
 def describe(

@@ -16,12 +16,11 @@ from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.remat_map import remat_keys
 from paxcli.convert.maxtext.settings import LAST_DAY
+from paxcli.convert.maxtext.training_map import PAIR
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.training.experiment import num_devices
-
-COMMAND = "python3 -m maxtext.trainers.pre_train.train"
 
 _MODEL, _TRAIN = "task.model", "task.train"
 _BLOCK = f"{_MODEL}.stack.block"
@@ -42,7 +41,8 @@ def to_maxtext(config: fdl.Config) -> tuple[dict[str, str], list[str]]:
     if values.get(_DECAY_START, ...) == values.get(f"{_LEARNER}.schedule.warmup_steps"):
         values[_DECAY_START] = None  # means the same
     found = _keys(_in_one_block(values), num_devices(config))
-    keys = {key: _text(value) for key, value in found.items() if value is not None}
+    groups = {alias["now"][0]: key for key, alias in tables.part("aliases").items() if "." in key}  # as `dpo.dpo_beta`
+    keys = {groups.get(key, key): _text(value) for key, value in found.items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
     again = plain_values(recipe_with(BASE_RECIPE, convert(launch, "maxtext", date=LAST_DAY).values))
     parts = {name: tuple(paths) for name, paths in tables.part("back").items()}
@@ -57,7 +57,9 @@ def to_maxtext(config: fdl.Config) -> tuple[dict[str, str], list[str]]:
 
 def command_line(keys: Mapping[str, str]) -> str:
     """A command that starts MaxText with these keys."""
-    return " \\\n  ".join([COMMAND, *(f"{key}={shlex.quote(value) if value else ''}" for key, value in keys.items())])
+    program = next(name for key, name in tables.part("trainers").items() if not key or keys.get(key) == "true")
+    words = (f"{key}={shlex.quote(value) if value else ''}" for key, value in keys.items())
+    return " \\\n  ".join([f"python3 -m maxtext.trainers.{program}", *words])
 
 
 def decoder_block(config: fdl.Config) -> str:
@@ -146,6 +148,10 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
     position, attention, feed_forward = f"{_MODEL}.position", f"{_BLOCK}.attention", f"{_BLOCK}.feed_forward"
     window, post_norms = values.get(f"{attention}.window"), values.get(f"{_BLOCK}.post_norms")
     scaling, factor = (values.get(f"{attention}.rotary.{name}") for name in ("scaling", "scaling.factor"))
+    is_sft, is_dpo = (values.get("train_input") == name or None for name in ("ChatInput", "PreferenceInput"))
+    names, files = values.get("train_input.column_map") or {}, values.get("train_input.files") or []
+    names = names or ({name: name for name in PAIR} if is_dpo else {"": values.get("train_input.text_field")})
+    columns = [names[name] for name in ("", *PAIR, "completion") if name in names]
     experts, dims = values.get(f"{feed_forward}.num_experts") is not None, values.get(f"{_MODEL}.hidden_dims")
     is_gated = experts or values.get(f"{feed_forward}.gated")
     rows = values.get(f"{position}.num_positions") or values.get(f"{_MODEL}.max_seq_len")
@@ -160,6 +166,11 @@ def _parts(values: Mapping[str, Any]) -> dict[str, Any]:
         "base_mlp_dim": dims,
         "mlp_activations": [values.get(f"{feed_forward}.activation"), *["linear"] * bool(is_gated)],
         "base_moe_mlp_dim": dims if experts else None,
+        "train_data_columns": columns if is_sft or is_dpo else None,
+        "hf_train_files": files[0] if (is_sft or is_dpo) and len(files) == 1 else None,
+        "use_sft": is_sft,
+        "sft_train_on_completion_only": is_sft,
+        "use_tunix_gradient_accumulation": is_dpo,  # else it reads a full batch for each microbatch
     }
 
 

@@ -21,7 +21,7 @@ _OPTIMIZER = f"{_LEARNER}.optimizer"
 _GPT3_ROWS = 1536
 _MIXTURE = "grain_train_mixture_config_path"
 _INPUTS = {"use_sft": "ChatInput", "use_dpo": "PreferenceInput"}
-_PAIR = ("prompt", "chosen", "rejected")
+PAIR = ("prompt", "chosen", "rejected")
 
 
 def set_training(draft: Conversion) -> None:
@@ -235,7 +235,7 @@ def _set_texts(draft: Conversion, path: str, key: str) -> None:
     if not columns:
         raise ConfigError(f"{key}=[] names no column of the data.", f"Give it, such as `{key}=[text]`.")
     if settings["use_dpo"]:
-        draft.set(f"{path}.column_map", dict(zip(_PAIR[-len(columns) :], columns, strict=False)), key)
+        draft.set(f"{path}.column_map", dict(zip(PAIR[-len(columns) :], columns, strict=False)), key)
         if len(columns) == 2:
             draft.ask("The prompt: MaxText takes what both texts of a pair begin with; pax reads a column `prompt`.")
         begin, end = "{{ bos_token }}" * settings["add_bos"], "{{ eos_token }}" * settings["add_eos"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import pathlib
 
@@ -11,6 +12,8 @@ import pytest
 from paxcli.config.assign import assign
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
+from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
+from paxcli.convert.maxtext.settings import LAST_DAY
 from paxcli.convert.maxtext.source import read_file
 from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
@@ -24,12 +27,12 @@ ALL_TOKENS, TUNIX = "sft_train_on_completion_only", "use_tunix_gradient_accumula
 SAME, OF_MATH = {"prompt": "prompt", "completion": "completion"}, {"prompt": "question", "completion": "answer"}
 
 
-def of_command(tmp_path: pathlib.Path, command: str, **files: str) -> Conversion:
+def of_command(tmp_path: pathlib.Path, command: str, date: datetime.date | None = None, **files: str) -> Conversion:
     for name, text in files.items():
         (tmp_path / f"{name}.yml").write_text(text)
     (tmp_path / "run.sh").write_text(f"{command}\n")
     (launch,) = read_file(tmp_path / "run.sh").launches
-    return convert(launch, "run.sh")
+    return convert(launch, "run.sh", date=date)
 
 
 @pytest.mark.parametrize(
@@ -165,3 +168,32 @@ def test_converted_launches_of_fine_tuning_train(pax, tmp_path: pathlib.Path) ->
         lines = [json.loads(line) for line in text.splitlines()]
         assert any(metric in line for line in lines), lines
         assert any(line["split"].startswith("eval") for line in lines), lines
+
+
+OF_DPO = {"use_dpo": "true", "dataset_type": "hf", "hf_path": "json", "hf_train_files": "p.jsonl", "packing": "false"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "program"),
+    [
+        ({**OF_SFT, "train_data_columns": "[messages]"}, "sft.train_sft_native"),
+        ({**OF_SFT, "train_data_columns": "[answer,question]", "packing": "false"}, "sft.train_sft_native"),
+        ({**OF_SFT, "hf_path": "parquet", "gradient_accumulation_steps": 2}, "sft.train_sft_native"),
+        ({**OF_DPO, "train_data_columns": "[chosen,rejected]", "dpo_beta": 0.3}, "dpo.train_dpo"),
+        ({**OF_DPO, "train_data_columns": "[input,chosen,worse]", "dpo_label_smoothing": 0.1}, "dpo.train_dpo"),
+    ],
+    ids=str,
+)
+def test_fine_tuning_goes_back_to_maxtexts_program(tmp_path: pathlib.Path, keys: dict, program: str) -> None:
+    """With base.yml: that of the program would set a model, steps and more."""
+    first = of_keys("2026-08-22", **keys, model_name="gpt3-52k")
+    back, left = to_maxtext(recipe_with(BASE_RECIPE, first.values))
+    command = command_line(back)
+    assert f"maxtext.trainers.post_train.{program} src/maxtext/configs/base.yml" in command and left == []
+    assert "dpo_beta" not in back and back["packing"] == str(first.settings["packing"]).lower()
+    assert of_command(tmp_path, command, date=LAST_DAY).values == first.values
+
+
+def test_other_recipes_go_back_to_pre_training() -> None:
+    back, _ = to_maxtext(recipe_with(BASE_RECIPE, of_keys(model_name="gpt3-52k", dataset_type="synthetic").values))
+    assert command_line(back).startswith("python3 -m maxtext.trainers.pre_train.train \\\n")
