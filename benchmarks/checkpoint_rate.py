@@ -33,7 +33,7 @@ from paxcli.checkpoint.policy import Checkpoint
 from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
 from paxcli.training.instrument import step_of
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 
 PEERS = pathlib.Path(__file__).parent / "peers"
 
@@ -78,7 +78,7 @@ def main() -> None:
     config = resolve(options.recipe, options.overlays, options.sets).config
     of_peers: list[dict[str, dict[str, float]]] = []
     found: dict[str, list[float]] = {name: [] for name in ("blocked", "save", "restore", "alone", "beside")}
-    with tempfile.TemporaryDirectory() as name, open_session(config) as session:
+    with tempfile.TemporaryDirectory() as name, build_session(config).active() as session:
         state = session.new_state()
         step = step_of(session)
         batch = put_batch(session.experiment.train_input.get_next(), session.mesh)

@@ -26,7 +26,7 @@ from paxcli.training.instrument import step_of
 from paxcli.training.loop import train
 from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 
 
 class Clock(Reporter):
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     bare, whole = [], []
-    with tempfile.TemporaryDirectory() as name, open_session(tiny()) as session:
+    with tempfile.TemporaryDirectory() as name, build_session(tiny()).active() as session:
         state = session.new_state()
         step = step_of(session)
         batch = put_batch(session.experiment.train_input.get_next(), session.mesh)

@@ -40,14 +40,14 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
     from paxcli.mesh.sharding import put_batch
     from paxcli.mesh.startup import return_free_memory
     from paxcli.training.instrument import step_of
-    from paxcli.training.session import open_session
+    from paxcli.training.session import build_session
 
     fields = ("num_layers", "model_dims", "hidden_dims", "num_heads")
     sets = [f"task.model.{name}={size[name]}" for name in fields]
     sets += [f"task.model.vocab_size={size['vocab_size']}", f"max_seq_len={size['seq_len']}", "fprop_dtype=float32"]
     sets += [f"global_batch_size={size['batch']}", "ici_mesh_shape=null", f"remat_policy={remat_policy}"]
     config = resolve("c4-1b", ["synthetic-data"], sets).config
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         batches = session.experiment.train_input
         lowered = step_of(session).lower(session.abstract, session.batch)
         began = time.perf_counter()

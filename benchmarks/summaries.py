@@ -24,17 +24,17 @@ def measure(levels: list[int], rounds: int) -> dict[int, list[float]]:
     from paxcli.config.resolve import resolve
     from paxcli.mesh.sharding import put_batch
     from paxcli.training.instrument import step_of
-    from paxcli.training.session import open_session
+    from paxcli.training.session import build_session
 
     seconds: dict[int, list[float]] = {level: [] for level in (0, *levels)}
     steps, states = {}, {}
     for level in seconds:
         config = resolve("tiny-synthetic", (), [f"summary_verbosity={level}"]).config
-        with open_session(config) as session:
+        with build_session(config).active() as session:
             source = session.experiment.train_input
             steps[level] = step_of(session).lower(session.abstract, session.batch).compile()
             states[level] = session.new_state()
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         batch = put_batch(source.get_next(), session.mesh)
         for number in range(rounds + 1):
             for level in seconds:

@@ -58,10 +58,10 @@ def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> di
     from paxcli.metrics.peaks import mfu, peak_flops
     from paxcli.training.experiment import tokens_in
     from paxcli.training.instrument import step_of
-    from paxcli.training.session import open_session
+    from paxcli.training.session import build_session
     from paxcli.training.state import count_parameters
 
-    with open_session(resolve(recipe, overlays, sets).config) as session:
+    with build_session(resolve(recipe, overlays, sets).config).active() as session:
         task, source = session.experiment.task, session.experiment.train_input
         marks = [time.perf_counter()]
         traced = step_of(session).trace(session.abstract, session.batch)

@@ -23,13 +23,13 @@ def make_step(task: dict):
     from paxcli.mesh.sharding import put_batch
     from paxcli.mesh.startup import return_free_memory
     from paxcli.training.instrument import Instrument
-    from paxcli.training.session import open_session
+    from paxcli.training.session import build_session
 
     if "recipe" in task:
         config = resolve(task["recipe"], task["overlays"], task["sets"]).config
     else:
         config = gpt2_like(task)
-    session = _OPEN.enter_context(open_session(config))
+    session = _OPEN.enter_context(build_session(config).active())
     train_step = Instrument().prepare(session)()
     state = session.new_state()
     return_free_memory()

@@ -18,7 +18,7 @@ from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import step_of
 from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import Session, open_session
+from paxcli.training.session import Session, build_session
 from paxcli.training.validate import validate
 
 
@@ -73,7 +73,7 @@ def open_runner(config: fdl.Config[Experiment], run_dir: RunDir) -> Iterator[Run
         if jax.process_index() == 0:
             run_dir.create()
             stack.enter_context(run_dir.lock())
-        session = stack.enter_context(open_session(config))
+        session = stack.enter_context(build_session(config).active())
         stack.enter_context(explain_out_of_memory(session, run_dir.profile))
         session.experiment.train_input.check_data()
         yield Runner(session)

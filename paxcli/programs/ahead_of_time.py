@@ -34,7 +34,7 @@ from paxcli.programs.executable import save_executable
 from paxcli.programs.hlo import Program, read_program
 from paxcli.programs.topologies import CompileTarget, find_compile_target, slice_name
 from paxcli.training.experiment import Experiment, tokens_in
-from paxcli.training.session import Session, open_session
+from paxcli.training.session import Session, build_session
 from paxcli.training.state import bytes_per_device, count_parameters
 from paxcli.training.step import make_eval_step, make_train_step
 
@@ -140,7 +140,7 @@ def compile_ahead(
 
 
 def open_on_target(config: fdl.Config[Experiment], target: CompileTarget) -> contextlib.AbstractContextManager[Session]:
-    """A session (`open_session`) on a target's devices. libtpu reads its options once, when it describes the first.
+    """A session (`build_session`) on a target's devices. libtpu reads its options once, when it describes the first.
 
     Raises:
       ConfigError: It has read others.
@@ -148,7 +148,7 @@ def open_on_target(config: fdl.Config[Experiment], target: CompileTarget) -> con
     before = os.environ.get("LIBTPU_INIT_ARGS", "")
     set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
     try:
-        return open_session(config, target.devices())
+        return build_session(config, target.devices()).active()
     finally:
         os.environ["LIBTPU_INIT_ARGS"] = before
 

@@ -40,7 +40,7 @@ from paxcli.training.instrument import Instrument
 from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import Session, device_name, open_session, with_counted_steps
+from paxcli.training.session import Session, build_session, device_name, with_counted_steps
 from paxcli.training.signals import StopRequest
 from paxcli.training.start_from import WarmStart, check_start, copy_origin, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
@@ -342,7 +342,7 @@ def train(
         report = (report or stack.enter_context(ProgressPrinter())) if is_first else Reporter()
         config, recipe_text, counted = with_counted_steps(*with_seeds(config, recipe_text, run_dir))
         run_dir.check_same_recipe(config, allow_changed)
-        session = stack.enter_context(open_session(config))
+        session = stack.enter_context(build_session(config).active())
         session.experiment.train_input = counted or session.experiment.train_input  # the first has read its data
         if others := find_different(config_text(config)):
             problem = f"The recipe of process {others[0]} of this job is not that of process 0."

@@ -173,13 +173,6 @@ def _build_mesh(config: fdl.Config[Experiment], devices: Sequence[Any] | None) -
     return build_mesh(mesh, devices)
 
 
-@contextlib.contextmanager
-def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None = None) -> Iterator[Session]:
-    """A session (`build_session`) whose mesh is the current one inside the `with` block."""
-    with build_session(config, devices).active() as session:
-        yield session
-
-
 def device_name(mesh: jax.sharding.Mesh) -> str:
     """The number and kinds of a mesh's devices, by JAX's names."""
     return f"{mesh.size} × {', '.join(sorted({device.device_kind for device in mesh.devices.flat}))}"

@@ -26,7 +26,7 @@ from paxcli.nested_map import NestedMap
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import build_session, open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_eval_step
 from paxcli.training.task import SingleTask
 from tests.devices import cpu_devices
@@ -112,7 +112,7 @@ def score_fn_of(model, params):
 
 def test_scores(seqio):
     config = experiment(LanguageModel, LANGUAGE)
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task, source = session.experiment.task, session.experiment.eval_inputs[0]
         params = session.new_state().params
         step = make_eval_step(task)
@@ -141,7 +141,7 @@ def test_predictions(seqio, model):
         if model is LanguageModel
         else seqio.EncDecFeatureConverter(pack=False)
     )
-    with open_session(experiment(model, converter)) as session:
+    with build_session(experiment(model, converter)).active() as session:
         params = session.new_state().params
         source = session.experiment.decode_inputs[0]
         decoder = PromptDecoder(session.experiment.task.model, params, tokenizer_of(source), Sampling(max_tokens=8), 0)

@@ -20,7 +20,7 @@ from paxcli.layers.scopes import (
 from paxcli.programs.attribution import attribute_instructions, attribute_name, is_attention, layer_of
 from paxcli.programs.hlo import read_program
 from paxcli.training.instrument import step_of
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 
 # Lines that XLA:GPU and libtpu print, shortened.
 TEXT = """HloModule jit_train_step, is_scheduled=true
@@ -116,7 +116,7 @@ def train_step():
         "fprop_dtype=bfloat16",
         "attention.rotary=Rotary",
     ]
-    with open_session(resolve("tiny", (), sets).config) as session:
+    with build_session(resolve("tiny", (), sets).config).active() as session:
         compiled = step_of(session).lower(session.abstract, session.batch).compile()
     return read_program(compiled.as_text())
 

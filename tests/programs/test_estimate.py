@@ -10,7 +10,7 @@ from paxcli.errors import ConfigError
 from paxcli.programs.chips import CHIPS
 from paxcli.programs.estimate import Work, count_work, measure_mesh
 from paxcli.programs.topologies import find_compile_target, hide_accelerators
-from paxcli.training.session import Session, open_session
+from paxcli.training.session import Session, build_session
 from paxcli.training.state import bytes_per_device
 
 pytest.importorskip("libtpu")
@@ -24,7 +24,7 @@ TARGET = find_compile_target("v5e-4", 1)
 
 def opened(*settings: str):
     hide_accelerators()
-    return open_session(resolve("tiny-synthetic", (), [*settings, *SETTINGS]).config, TARGET.devices())
+    return build_session(resolve("tiny-synthetic", (), [*settings, *SETTINGS]).config, TARGET.devices()).active()
 
 
 def counted(policy: str, *settings: str) -> tuple[Work, Session]:

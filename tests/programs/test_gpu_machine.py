@@ -28,7 +28,7 @@ from paxcli.programs.gpu_machine import (
 from paxcli.programs.gpus import GPUS
 from paxcli.programs.hlo import read_program
 from paxcli.programs.topologies import find_compile_target, hide_accelerators
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 
 PEAK = 989e12
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results"
@@ -234,7 +234,7 @@ def test_a_search_ranks_what_fits(tmp_path, pax) -> None:
 def test_the_estimate_counts_the_attention_of_cudnn() -> None:
     hide_accelerators()
     target = find_compile_target("h100:8")
-    with open_session(resolve("llama-1b", ["gpu-8"], ["num_layers=2"]).config, target.devices()) as session:
+    with build_session(resolve("llama-1b", ["gpu-8"], ["num_layers=2"]).config, target.devices()).active() as session:
         model, mesh = session.experiment.task.model, measure_mesh(session, target)
         assert count_work(session).attention_flops == 3.5 * model.forward_flops(session.spec).attention
     assert mesh.gather > 0 and mesh.exchange == 0

@@ -20,7 +20,7 @@ from paxcli.programs.estimate import count_work
 from paxcli.programs.search import search
 from paxcli.programs.topologies import find_compile_target, hide_accelerators
 from paxcli.training.experiment import global_batch_size
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 
 pytest.importorskip("libtpu")
 
@@ -182,7 +182,7 @@ def test_each_number_of_stages_saves_as_many_inputs_of_stages(monkeypatch) -> No
     config = resolve("tiny-synthetic", (), [*sets, *layers]).config
     found = searching._candidates(config, target)
     saved = {one.mesh.num_stages: one.work.saved for one in found if searching._BATCH not in one.settings}
-    with open_session(config, target.devices()) as session:
+    with build_session(config, target.devices()).active() as session:
         of_recipe = count_work(session)  # the search counts those of four and eight stages only
     activation = global_batch_size(config, 8) * 256 * 128 * 4
     assert saved[2] == pytest.approx(of_recipe.saved, rel=0.02)

@@ -10,7 +10,7 @@ import pytest
 
 from pax_recipes import bert, classification, sequence
 from paxcli.inputs.base_input import language_spec
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from paxcli.training.state import example_batch
 from paxcli.training.step import make_train_step
 from tests.tolerances import PARALLEL
@@ -26,7 +26,7 @@ def test_bert_does_not_count_half_of_its_attention():
 
 
 def _losses(config: fdl.Config, steps: int = 20) -> np.ndarray:
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         state = session.new_state()
         step = make_train_step(session.experiment.task, session.abstract)
         losses = []

@@ -16,13 +16,13 @@ import numpy as np
 
 from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_train_step
 
 
 def run(case: dict[str, Any]) -> dict[str, np.ndarray]:
     config = resolve(case["recipe"], case.get("overlays", ()), case["sets"]).config
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task = session.experiment.task
         state = session.new_state()
         batches = [session.experiment.train_input.get_next() for _ in range(case["steps"])]

@@ -9,7 +9,7 @@ import pytest
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_train_step
 from tests.training.runs import evals, losses
 
@@ -26,7 +26,7 @@ def _small(precision: str | None = "fp8"):
 
 def _run(config, steps: int = 3):
     """Losses, and the states before and after."""
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         state = session.new_state()
         before, found = jax.device_get(state), []
         step = make_train_step(session.experiment.task, session.abstract)
@@ -45,9 +45,9 @@ def test_only_the_state_is_more_than_without_fp8():
     """Neither the optimizer, nor the moving average, nor the embedding knows of it."""
     plain, config = _small(precision=None), _small()
     config.task.train.learner.ema_decay = plain.task.train.learner.ema_decay = 0.9
-    with open_session(plain) as session:
+    with build_session(plain).active() as session:
         without = session.abstract
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         state = session.abstract
     assert without.fp8 == {} and state.replace(fp8={}) == without
     products = {jax.tree_util.keystr(path[:-1]) for path, _ in jax.tree.leaves_with_path(state.fp8)}
@@ -79,7 +79,7 @@ def test_a_skipped_step_teaches_it_nothing():
 
 
 def test_it_resumes_bit_for_bit(tmp_path):
-    with open_session(_small()) as session:
+    with build_session(_small()).active() as session:
         task, source = session.experiment.task, session.experiment.train_input
         state, step = session.new_state(), make_train_step(task, session.abstract)
         batches = [source.get_next() for _ in range(6)]

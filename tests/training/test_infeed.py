@@ -20,10 +20,10 @@ import pytest
 from jax.experimental import multihost_utils
 from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 
 sets = ["num_layers=1", "model_dims=32", "hidden_dims=64", "max_seq_len=32", "train_input.input_random_seed=5"]
-with open_session(resolve("tiny", (), sets).config) as session:
+with build_session(resolve("tiny", (), sets).config).active() as session:
     train, (evaluation,) = session.experiment.train_input, session.experiment.eval_inputs
     assert (train.infeed_host_index, train.num_infeed_hosts) == (jax.process_index(), jax.process_count())
     batches = [train.get_next() for _ in range(3)]

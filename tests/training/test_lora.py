@@ -15,7 +15,7 @@ from paxcli.config.resolve import parse_assignments, resolve
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import name_of
 from paxcli.training.progress import Reporter
-from paxcli.training.session import build_session, open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_train_step
 from tests.training.runs import on_meshes
 
@@ -36,7 +36,7 @@ LORA = ["task.model.lora=Lora", "lora.targets=attention/|feed_forward/", "lora.r
 
 def test_frozen_weights_stay_and_the_optimizer_holds_only_the_adapters() -> None:
     config = resolve("tiny-synthetic", sets=[*SMALL, *LORA, "optimizer=AdamW", "learning_rate=0.1"]).config
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task = session.experiment.task
         step, state = make_train_step(task, session.abstract), session.new_state()
         before = {name_of(path): np.array(x) for path, x in jax.tree.leaves_with_path(state.params)}
@@ -107,7 +107,7 @@ def test_each_microbatch_has_its_own_dropout(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(jax.random, "bernoulli", spy)
     sets = [*SMALL, "task.model.lora=Lora", "lora.targets=attention/query", "lora.rank=4", "lora.dropout=0.5"]
-    with open_session(resolve("tiny-synthetic", sets=[*sets, "num_microbatches=4"]).config) as session:
+    with build_session(resolve("tiny-synthetic", sets=[*sets, "num_microbatches=4"]).config).active() as session:
         step = make_train_step(session.experiment.task, session.abstract)
         step(session.new_state(), session.experiment.train_input.get_next())
         jax.effects_barrier()

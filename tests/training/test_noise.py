@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_train_step
 from paxcli.training.task import VariationalNoise
 from tests.training.test_step import _small
@@ -52,7 +52,7 @@ def test_each_step_draws_other_noise_and_no_parameter_keeps_it() -> None:
     config = _small()
     config.task.vn = VariationalNoise.config(scale=0.3)
     config.task.train.learner.learning_rate = 0.0
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task = session.experiment.task
         state = session.new_state()
         before = jax.device_get(state.params)

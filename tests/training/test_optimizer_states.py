@@ -18,7 +18,7 @@ from paxcli.optim.from_optax import Optax
 from paxcli.optim.muon import Muon
 from paxcli.training.evaluate import evaluate
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.validate import validate
 
@@ -42,7 +42,7 @@ def test_an_optimizer_trains_with_parameters_left_out(optimizer, state):
     config.task.train.learner.optimizer = optimizer
     config.task.train.learner.bprop_variable_exclusion = ("_norm/",)
     validate(config)
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task = session.experiment.task
         step, start = make_train_step(task, session.abstract), session.new_state()
         names = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(start.opt_state)}
@@ -68,7 +68,7 @@ def test_resumed_and_evaluated(tmp_path):
     source = config.eval_inputs[0]
     source.reset_for_eval, source.eval_loop_num_batches, source.num_examples = True, None, 16
     run_dir = RunDir(tmp_path)
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task = session.experiment.task
         step = make_train_step(task, session.abstract)
         batches = [session.experiment.train_input.get_next() for _ in range(6)]

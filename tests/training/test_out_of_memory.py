@@ -14,14 +14,14 @@ from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
 from paxcli.training.out_of_memory import SNAPSHOT, advice, explain_out_of_memory
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from tests.training.runs import small
 
 
 @pytest.fixture
 def session():
     sets = [option.removeprefix("--set=") for option in small(**{"task.model.vocab_size": 50_000})]
-    with open_session(resolve("tiny", (), [*sets, "remat_policy=dots"]).config) as opened:
+    with build_session(resolve("tiny", (), [*sets, "remat_policy=dots"]).config).active() as opened:
         yield opened
 
 

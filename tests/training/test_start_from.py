@@ -20,7 +20,7 @@ from paxcli.errors import ConfigError
 from paxcli.optim.from_optax import Optax
 from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import open_session, state_shapes
+from paxcli.training.session import build_session, state_shapes
 from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start, write_run
 
 
@@ -31,7 +31,7 @@ def test_the_optimizer_starts_from_the_loaded_parameters(tmp_path: pathlib.Path,
     model, learner = config.task.model, config.task.train.learner
     model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 1, 32, 32, 16
     learner.optimizer, learner.ema_decay, learner.ewc_regularizer_weight = Optax.config(factory=factory), 0.9, 0.1
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         first = session.new_state()
         first = first.replace(params=jax.tree.map(lambda p: p + 1, first.params))
         with CheckpointStore(epath.Path(tmp_path) / "checkpoints") as store:
@@ -65,7 +65,7 @@ def test_layers_in_another_form_are_refused(tmp_path: pathlib.Path) -> None:
         model = config.task.model
         model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 2, 32, 32, 16
         model.stack.scan = scan
-        with open_session(config) as session:
+        with build_session(config).active() as session:
             state = session.new_state()
             if not scan:
                 with CheckpointStore(epath.Path(tmp_path) / "checkpoints") as store:

@@ -23,7 +23,7 @@ from paxcli.optim.schedules import Constant
 from paxcli.optim.sgd import Sgd
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import summarize, tokens_in
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.task import LossAggregator, Metrics, VariationalNoise
 
@@ -38,7 +38,7 @@ def _small():
 
 def _run(config, steps: int = 3):
     """Losses, and the state at the end."""
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         state = session.new_state()
         step = make_train_step(session.experiment.task, session.abstract)
         metrics = []
@@ -52,7 +52,7 @@ def test_equals_a_plain_loop():
     config = _small()
     config.task.train.learner.optimizer = AdamW.config(beta2=0.98)
     metrics, state = _run(config)
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task, source = session.experiment.task, session.experiment.train_input
         params = session.new_state().params
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(0.9, 0.98))
@@ -111,7 +111,7 @@ def test_each_microbatch_can_be_clipped():
     learner.optimizer, learner.schedule = Sgd.config(), Constant.config()
     learner.clip_gradient_norm_to_value, learner.clip_each_microbatch = 0.5, True
     clip = optax.clip_by_global_norm(0.5)
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task, batch = session.experiment.task, session.experiment.train_input.get_next()
         batch.weights = np.float32(batch.weights * np.asarray([1.0, 0.1] * 4)[:, None])
         state = session.new_state()
@@ -134,7 +134,7 @@ def test_layers_without_gradients_by_example_are_refused():
     config = _small()
     config.task.model.stack.block.feed_forward = MoeFeedForward.partial(num_experts=2)
     config.task.train.learner.stochastic_gradient = DpSgd.config()
-    with open_session(config) as session, pytest.raises(ConfigError, match="DP-SGD: .*vmap") as refused:
+    with build_session(config).active() as session, pytest.raises(ConfigError, match="DP-SGD: .*vmap") as refused:
         make_train_step(session.experiment.task, session.abstract).lower(session.abstract, session.batch)
     assert "capacity_factor" in refused.value.hint
 
@@ -147,7 +147,7 @@ def test_private_gradients_equal_a_loop_over_examples():
     learner.optimizer, learner.schedule, learner.learning_rate = Sgd.config(), Constant.config(), 1.0
     learner.clip_gradient_norm_to_value = None
     learner.stochastic_gradient = DpSgd.config(l2_norm_clip=2.2, noise_multiplier=0.5, microbatch_size=2)
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task, batch = session.experiment.task, session.experiment.train_input.get_next()
         batch.weights = np.float32(batch.weights * np.linspace(0, 1, batch.weights.size).reshape(8, -1))
         state = session.new_state()
@@ -183,7 +183,7 @@ def test_no_gradient_of_frozen_parameters_is_computed():
         config = _small()
         config.task.train.num_microbatches = 2
         config.task.train.learner.bprop_variable_inclusion = inclusion
-        with open_session(config) as session:
+        with build_session(config).active() as session:
             lowered = make_train_step(session.experiment.task, session.abstract).lower(session.abstract, session.batch)
             flops.append(lowered.cost_analysis()["flops"])
             temporaries.append(lowered.compile().memory_analysis().temp_size_in_bytes)
@@ -226,7 +226,7 @@ def test_evaluation_weighs_tokens_not_batches():
     results = []
     for batch_size in (8, 19):
         source.batch_size = batch_size
-        with open_session(config) as session:
+        with build_session(config).active() as session:
             state = session.new_state()
             eval_step = make_eval_step(session.experiment.task)
             inputs, metrics = session.experiment.eval_inputs, session.experiment.task.metrics
@@ -242,7 +242,7 @@ def test_metrics_are_chosen_and_combined():
     config.task.metrics.names, config.task.metrics.maxima = ("log_pplx",), ("log_pplx",)
     reports, state = _run(config, 1)
     assert "loss" in reports[0] and "accuracy" not in reports[0] and "grad_norm" in reports[0]
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         task, source = session.experiment.task, session.experiment.eval_inputs[0]
         eval_step, singly = make_eval_step(task), []
 
@@ -306,7 +306,7 @@ def test_a_config_used_twice_is_one_object():
 
 def test_the_old_state_is_donated():
     config = _small()
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         state = session.new_state()
         step = make_train_step(session.experiment.task, session.abstract)
         step(state, session.experiment.train_input.get_next())
@@ -338,7 +338,7 @@ def test_the_reference_of_dpo_does_not_count_as_parameters():
     parameters = summarize(config)["parameters"]
     config.task.model.dpo = Dpo.config()
     assert summarize(config)["parameters"] == parameters
-    with open_session(config) as session:
+    with build_session(config).active() as session:
         source, state = session.experiment.train_input, session.new_state()
         pairs = NestedMap({**source.get_next(), "rejected": source.get_next()})
         assert tokens_in(pairs) == 2 * tokens_in(pairs.rejected) == 2 * pairs.ids.size

@@ -16,7 +16,7 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.metrics.meter import Meter
 from paxcli.nested_map import NestedMap
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.validate import validate
 from tests.models import transformer_in_numpy as plain
@@ -57,7 +57,7 @@ def small(verbosity: int, microbatches: int = 1, scan: bool = True) -> Any:
 @functools.cache
 def one_step(verbosity: int, microbatches: int = 1, scan: bool = True) -> tuple[dict[str, Any], Any, Any]:
     """The logged values of one step, and the parameters before and after it."""
-    with open_session(small(verbosity, microbatches, scan)) as session:
+    with build_session(small(verbosity, microbatches, scan)).active() as session:
         task = session.experiment.task
         state = session.new_state()
         before = jax.device_get(state.params)
@@ -70,7 +70,7 @@ def one_step(verbosity: int, microbatches: int = 1, scan: bool = True) -> tuple[
 
 @functools.cache
 def gradients() -> Any:
-    with open_session(small(0)) as session:
+    with build_session(small(0)).active() as session:
         model = session.experiment.task.model
         gradient = jax.jit(jax.grad(lambda params, rows: model.loss_and_metrics(params, rows)[0]["loss"][0]))
         return jax.device_get(gradient(one_step(3)[1], batch()))
@@ -140,7 +140,7 @@ def test_summaries_change_no_number() -> None:
 def test_each_level_includes_those_below() -> None:
     names = []
     for verbosity in (0, 1, 2, 3):
-        with open_session(small(verbosity)) as session:
+        with build_session(small(verbosity)).active() as session:
             step = make_train_step(session.experiment.task, session.abstract)
             names.append(jax.eval_shape(step, session.abstract, session.batch)[1].keys())
     assert names[0] < names[1] < names[2] < names[3]
@@ -150,7 +150,7 @@ def test_each_level_includes_those_below() -> None:
 
 def test_strict_accuracy_counts_rows_that_are_right_throughout() -> None:
     rows, params = batch(), one_step(3)[1]
-    with open_session(small(1)) as session:
+    with build_session(small(1)).active() as session:
         task = session.experiment.task
         predict = jax.jit(lambda p, rows: task.model.apply({"params": p}, rows, method="compute_predictions").logits)
         rows.labels = np.asarray(predict(params, rows)).argmax(-1).astype(np.int32)
