@@ -137,8 +137,8 @@ def with_counted_steps(
       The recipe, and the training input, which has read its data to count the rows; None if the recipe has no epochs.
 
     Raises:
-      ConfigError: The training input has no end, or does not know its number of rows before it has read them; or the
-        recipe has both fields, or neither.
+      ConfigError: The training input has no end, does not know its number of rows before it has read them, or does not
+        repeat for more than one epoch; or the recipe has both fields, or neither.
     """
     if (epochs := config.task.train.num_train_epochs) is None and config.task.train.num_train_steps is not None:
         return config, recipe_text, None
@@ -150,6 +150,8 @@ def with_counted_steps(
         source.refuse(f"{type(source).__name__} has no known number of rows, which `num_train_epochs` needs.", hint)
     batch = global_batch_size(config, mesh.size)
     steps = -int(-Fraction(str(epochs)) * rows // batch)  # in floats, 1.1 epochs of 10 rows are more than 11 rows
+    if steps > -(-rows // batch) and not source.repeats:
+        source.refuse(f"it ends after one epoch of {epochs:g}.", "Leave out `train_input.repeat=false`.")
     log.info("%g epochs of %d rows, in batches of %d: %d steps.", epochs, rows, batch, steps)
     config.task.train.num_train_epochs, config.task.train.num_train_steps = None, steps
     values = {"task.train.num_train_epochs": None, "task.train.num_train_steps": steps}
