@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -136,9 +137,10 @@ def load_params(
         raise DataError(f"The checkpoint {step_dir} is unusable: {error.message}.", hint) from error
     if not matched:
         raise DataError(f"No array in {step_dir} matches this model.", report.text())
+    uses = Counter(matched.values())
     for path, name in matched.items() if loaded else ():
         x, leaf = loaded[name], leaves[path]
-        if x.dtype != leaf.dtype or [*matched.values()].count(name) > 1:  # one buffer cannot be donated twice
+        if x.dtype != leaf.dtype or uses[name] > 1:  # one buffer cannot be donated twice
             x = jax.device_put(x.astype(leaf.dtype), leaf.sharding, may_alias=False)
         leaves[path] = x
     return jax.tree.unflatten(jax.tree.structure(state), leaves.values()), report
