@@ -194,6 +194,12 @@ def test_fine_tuning_goes_back_to_maxtexts_program(tmp_path: pathlib.Path, keys:
     assert of_command(tmp_path, command, date=LAST_DAY).values == first.values
 
 
+def test_data_of_evaluations_that_stays_behind_is_named() -> None:
+    keys = {**OF_SFT, "train_data_columns": "[messages]", "eval_interval": 10, "hf_eval_files": "e.jsonl"}
+    _, left = to_maxtext(recipe_with(BASE_RECIPE, of_keys("2026-08-22", **keys, model_name="gpt3-52k").values))
+    assert left == ["eval_inputs.0.files"]
+
+
 def test_other_recipes_go_back_to_pre_training() -> None:
     back, _ = to_maxtext(recipe_with(BASE_RECIPE, of_keys(model_name="gpt3-52k", dataset_type="synthetic").values))
     assert command_line(back).startswith("python3 -m maxtext.trainers.pre_train.train \\\n")
