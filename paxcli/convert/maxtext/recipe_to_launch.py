@@ -209,9 +209,8 @@ def _mesh(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batch(values: Mapping[str, Any], devices: int) -> dict[str, Any]:
-    rows, slices = values.get(f"{_TRAIN}.percore_batch_size"), values.get(f"{_TRAIN}.num_microbatches", 1)
-    if rows is None:
-        rows = values.get(f"{_TRAIN}.global_batch_size", 1) / devices
+    slices, batch = values.get(f"{_TRAIN}.num_microbatches", 1), values.get(f"{_TRAIN}.global_batch_size") or 1
+    rows = values.get(f"{_TRAIN}.percore_batch_size") or batch / devices
     tokens = int(rows / slices * values.get(f"{_MODEL}.max_seq_len", 0))
     chunk = values.get(f"{_MODEL}.loss_chunk")
     # The fewest tiles of at most `chunk` tokens; all are of one size, as in MaxText. None = one, its default.

@@ -232,8 +232,9 @@ def _files_in_dataset(settings: Settings, part: str, files: str = "") -> str:
 def _set_texts(draft: Conversion, path: str, key: str) -> None:
     """The columns of a text, a conversation, or a prompt and its answers; chat template, packing and tokenizer."""
     settings, columns = draft.settings, draft.settings[key]
-    if not columns:
-        raise ConfigError(f"{key}=[] names no column of the data.", f"Give it, such as `{key}=[text]`.")
+    counts = "2 or 3" if settings["use_dpo"] else "1 or 2" if settings["use_sft"] else "1"
+    if str(len(columns)) not in counts.split(" or "):
+        raise ConfigError(f"{key} has {len(columns)} names, not {counts}.", "Name the columns to read.")
     if settings["use_dpo"]:
         draft.set(f"{path}.column_map", dict(zip(PAIR[-len(columns) :], columns, strict=False)), key)
         if len(columns) == 2:
