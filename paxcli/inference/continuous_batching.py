@@ -120,12 +120,12 @@ class Generator:
             number = one.settings.number * count + sample
             return dataclasses.replace(one, settings=one.settings._replace(number=number))
 
-        others = [(index, one) for index, one in enumerate(requests) if one.max_tokens]
-        samples = [(index, sample_of(one, sample)) for index, one in others for sample in range(count)]
+        samples = [(i, sample_of(one, n)) for i, one in enumerate(requests) if one.max_tokens for n in range(count)]
         answers = self._samples(samples, watch, stream) if samples else {}
-        scores = self.score([one.ids.tolist() for one in given.values()], [one.answer_start for one in given.values()])
-        for (index, one), (log_probs, _) in zip(given.items(), scores, strict=True):
-            answers[index] = [Answer(one.ids[one.answer_start :], log_probs, "given", float(log_probs.sum()))]
+        if given:
+            rows, starts = zip(*((one.ids.tolist(), one.answer_start) for one in given.values()), strict=True)
+            for (index, one), (log_probs, _) in zip(given.items(), self.score(rows, starts), strict=True):
+                answers[index] = [Answer(one.ids[one.answer_start :], log_probs, "given", float(log_probs.sum()))]
         return [sorted(answers[index], key=lambda one: one.score, reverse=True) for index in range(len(requests))]
 
     def score(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -134,10 +134,10 @@ class Generator:
         Returns:
           For each row, the log-probabilities of its tokens, and whether each is the most likely one.
         """
+        self._store_params(is_batch=True)
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         longest_first = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
         while longest_first:
-            self._store_params(is_batch=True)
             width = min(max(_power_of_two(len(rows[longest_first[0]]) - 1), 32), self._model.max_decode_len)
             count = max(min(self._decoding.batch_size, _power_of_two(len(rows)), _SCORED_TOKENS // width), 1)
             batch, longest_first = longest_first[:count], longest_first[count:]
@@ -151,7 +151,7 @@ class Generator:
         return [found[number] for number in range(len(rows))]
 
     def _samples(self, samples: Sequence[tuple[int, Request]], watch: Watch, stream: bool) -> dict[int, list[Answer]]:
-        """The answers to requests that are given with their index, by that index."""
+        """Generates samples: pairs of a request's index and the request. Returns index → answers."""
         requests, answers = [request for _, request in samples], collections.defaultdict(list)
         slots, size = min(self._decoding.batch_size, _power_of_two(len(requests))), self._size(requests)
         self._store_params(is_batch=slots > 1)

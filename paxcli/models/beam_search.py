@@ -103,16 +103,16 @@ def beam_search(
     def next_token(carry: tuple[Any, _Search]) -> tuple[Any, _Search]:
         step, search = carry
         ended, live = search.ended, search.live
-
-        def append(beams: Beams, parents: jax.Array, token: jax.Array) -> Beams:
-            new = (token, log_probs[rows, parents, token], adjusted[rows, parents, token])
-            longer = (array.at[:, :, step].set(x) for array, x in zip(beams[:3], new, strict=True))
-            return Beams(*longer, lengths=beams.lengths + 1, ended=beams.ended, scores=beams.scores)
-
         log_probs = jax.nn.log_softmax(search.logits)
         ids = jnp.repeat(prompts.ids, beams, axis=0).at[generated].set(live.ids.reshape(-1, max_tokens))
         adjusted = adjust(log_probs, ids, starts + step, starts, penalty, settings)
         log_probs, adjusted = (array.reshape(batch, beams, vocab) for array in (log_probs, adjusted))
+
+        def append(sequences: Beams, parents: jax.Array, token: jax.Array) -> Beams:
+            new = (token, log_probs[rows, parents, token], adjusted[rows, parents, token])
+            longer = (array.at[:, :, step].set(x) for array, x in zip(sequences[:3], new, strict=True))
+            return Beams(*longer, lengths=sequences.lengths + 1, ended=sequences.ended, scores=sequences.scores)
+
         if eos_ids:
             new = append(live, jnp.arange(beams), eos[jnp.argmax(adjusted[..., eos], axis=-1)])
             total = live.scores + adjusted[..., eos].max(axis=-1)

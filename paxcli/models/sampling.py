@@ -38,7 +38,7 @@ class Decoding(Configurable):
       repetition_penalty: Divides the logits above 0 of all tokens of the prompt and of the text so far, and multiplies
         those below, before all else (Keskar et al., 2019); above 1 it discourages repetition; None = off. Beam search
         applies it to log-probabilities, as Hugging Face transformers does.
-      no_repeat_ngram_size: n: a sequence of n tokens that the prompt or the text so far has is not generated again, as
+      no_repeat_ngram_size: No n-gram of this many tokens that the prompt or the text so far has is generated again, as
         in Hugging Face transformers; None = off.
     """
 
@@ -85,7 +85,7 @@ class SequenceSettings(NamedTuple):
       temperature: Divides the logits; 0 = greedy decoding.
       top_k: Only the k most likely tokens; 0 = all.
       top_p: Only the nucleus with this probability; 1 = all.
-      repetition_penalty: Penalty on the logits of earlier tokens; 1 = none; None instead of an array = of no row.
+      repetition_penalty: Penalty on the logits of earlier tokens; 1 = none; None = no row has one.
       seed: Seeds the sampling, with `number`: it does not depend on the other rows.
       number: The sequence's number.
     """
@@ -124,7 +124,7 @@ def adjust(
       ids: Prompt and text so far.
       lengths: Tokens of both.
       starts: Tokens of the prompts.
-      penalty: The repetition penalty of each row; 1 = none; None = of no row.
+      penalty: The repetition penalty of each row; 1 = none; None = no row has one.
       decoding: What all rows share: `no_repeat_ngram_size`, `min_tokens` and `eos_ids`.
     """
     vocab_size = logits.shape[-1]
@@ -140,7 +140,7 @@ def adjust(
 
 
 def _ends_ngram(ids: jax.Array, lengths: jax.Array, size: int, vocab_size: int) -> Bool[jax.Array, "B V"]:
-    """The tokens that would complete a sequence of `size` tokens that the row has already; with 1, all it has."""
+    """The tokens that would complete an n-gram of `size` tokens that the row has already; with 1, all it has."""
     rows, starts = jnp.arange(len(ids))[:, None], jnp.arange(ids.shape[1] - size + 1)
     ngrams = ids[:, starts[:, None] + jnp.arange(size)]
     last = ids[rows, lengths[:, None] - jnp.arange(size - 1, 0, -1)]

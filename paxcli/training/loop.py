@@ -372,7 +372,7 @@ def train(
             copy_tokenizers(config, run_dir.path)
             if warm_start is not None:
                 copy_origin(warm_start, run_dir.path)
-            if not run.resumes:
+            if not run.resumes:  # else `run` describes it, once the checkpoint is restored
                 run_dir.describe(config, recipe_text, warm_start.options if warm_start is not None else None)
         warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
         if warmup > run.num_train_steps:

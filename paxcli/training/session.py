@@ -151,7 +151,7 @@ def with_counted_steps(
     batch = global_batch_size(config, mesh.size)
     steps = -int(-Fraction(str(epochs)) * rows // batch)  # in floats, 1.1 epochs of 10 rows are more than 11 rows
     if steps > -(-rows // batch) and not source.repeats:
-        source.refuse(f"it ends after one epoch of {epochs:g}.", "Leave out `train_input.repeat=false`.")
+        source.refuse(f"it ends after one epoch; the run has {epochs:g}.", "Leave out `train_input.repeat=false`.")
     log.info("%g epochs of %d rows, in batches of %d: %d steps.", epochs, rows, batch, steps)
     config.task.train.num_train_epochs, config.task.train.num_train_steps = None, steps
     values = {"task.train.num_train_epochs": None, "task.train.num_train_steps": steps}

@@ -6,6 +6,7 @@ import itertools
 import json
 
 import fiddle as fdl
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from paxcli.inference.decode import PromptDecoder
 from paxcli.inference.prompts import Prompt, parse_prompt
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.models.beam_search import BeamSearch
-from paxcli.models.sampling import Sampling, adjust
+from paxcli.models.sampling import Sampling, SequenceSettings, adjust, choose
 from tests.models import hf_families
 from tests.tolerances import FLOAT32
 
@@ -67,6 +68,8 @@ def test_end_tokens_are_excluded_with_a_penalty():
     ids, length = jnp.array([[0, 1, 2, 0]]), jnp.array([3])
     logits = adjust(jnp.array([[-jnp.inf, 2.0, -2.0]]), ids, length, length, jnp.array([1.3]), Sampling())
     np.testing.assert_allclose(logits, [[-np.inf, 2 / 1.3, -2.6]], **FLOAT32)
+    row = SequenceSettings(*(jnp.array([x]) for x in (0.0, 0, 1.0, 1.3, 0, 0)))
+    assert choose(logits, lambda: jax.random.split(jax.random.key(0), 1), row, 0, Sampling()).tolist() == [1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

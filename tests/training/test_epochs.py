@@ -59,7 +59,7 @@ def test_the_steps_are_those_of_hugging_face_for_full_batches(epochs: float, row
 def test_data_that_ends_has_one_epoch() -> None:
     once = {"train_input.repeat": False}
     assert count(num_train_epochs=1, **once) == count(num_train_epochs=1.1, **once) == 3  # the last batch has room
-    with pytest.raises(ConfigError, match=r"it ends after one epoch of 1\.3") as error:
+    with pytest.raises(ConfigError, match=r"it ends after one epoch; the run has 1\.3") as error:
         count(num_train_epochs=1.3, **once)
     assert "train_input.repeat" in str(error.value.hint)
 
